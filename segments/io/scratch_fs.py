@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Final
 
-from segments.api import Buffer
+from segments.api import Buffer, StorageError
 from segments.io.fs import LmdbFile, MetaChecks, RealFile, RealFileSystem, RealLock
 
 
@@ -185,7 +185,10 @@ class ScratchFileSystem:
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> LmdbFile:
         place = self.place_of(path)
         if not isinstance(place, str) or not self.has_meta(path):
-            raise OSError(errno.EROFS, "applied state cannot be created in memory", path)
+            raise StorageError(
+                f"the applied state in {path} cannot be read: start the server once, which writes "
+                "it again, and stop it"
+            )
         return _ReadOnlyMeta(place, map_bytes, checks, is_read_only=True)
 
 

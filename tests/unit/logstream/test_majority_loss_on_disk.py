@@ -156,6 +156,22 @@ def test_damaged_directory_is_refused(ended: DiskCluster) -> None:
     assert "is missing" in out
 
 
+def test_unreadable_applied_state_is_written_by_a_start(ended: DiskCluster) -> None:
+    """The plan writes nothing, and says what to do."""
+    directory = survivor_of(ended)
+    with (directory / "meta/data.mdb").open("r+b") as file:
+        file.write(bytes(1 << 14))
+    code, out = run(str(directory))
+    assert code == 1
+    assert "start the server once" in out
+    ended.nodes[1].start()
+    ended.run(3_000)
+    ended.nodes[1].crash()
+    rows = {row["name"]: row for row in plan_of(directory)["groups"]}
+    assert {row["fate"] for row in rows.values()} == {"kept"}
+    assert rows["events-0"]["end_offset"] == RECORDS
+
+
 def test_survivor_and_two_empty_servers_become_whole(ended: DiskCluster) -> None:
     """All records that it held, in three copies; a later loss of the survivor costs none."""
     accept(survivor_of(ended))
