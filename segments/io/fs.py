@@ -826,6 +826,11 @@ def _pages_added(tree: Mapping[str, Any], sizes: Sequence[int]) -> int:
     return copied + large + 2 * splits + depth + 1 + lists
 
 
+def open_to_read(path: str) -> RealFile:
+    """Open a file that is not written."""
+    return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+
 def read_around(file: File, length: int, position: int) -> tuple[bytes, list[tuple[int, int]]]:
     """Return (result of `pread`, ranges [start, end) that the medium cannot read).
 

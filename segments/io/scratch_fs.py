@@ -10,13 +10,12 @@ Does not depend on what is opened.
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Final
 
 from segments.api import Buffer, StorageError
-from segments.io.fs import LmdbFile, MetaChecks, RealFile, RealFileSystem, RealLock
+from segments.io.fs import LmdbFile, MetaChecks, RealFileSystem, RealLock, open_to_read
 
 
 class _Directory:
@@ -49,7 +48,7 @@ class ScratchFile:
     def pread(self, length: int, position: int) -> bytes:
         if self._data is not None:
             return bytes(self._data[position : position + length])
-        with closing(_open(self._path)) as file:
+        with closing(open_to_read(self._path)) as file:
             return file.pread(length, position)
 
     def truncate(self, length: int) -> None:
@@ -65,7 +64,7 @@ class ScratchFile:
     def size(self) -> int:
         if self._data is not None:
             return len(self._data)
-        with closing(_open(self._path)) as file:
+        with closing(open_to_read(self._path)) as file:
             return file.size()
 
     def allocated(self) -> int:
@@ -88,7 +87,7 @@ class ScratchFile:
 
 
 _Place = str | ScratchFile | _Directory | None
-"""What a name stands for: a path on the disk, a file, a new directory, or nothing."""
+"""Place that a name stands for: a path on the disk, a file, a new directory, or None."""
 
 _NEW: Final = _Directory()
 
@@ -208,7 +207,3 @@ def _on_disk(place: _Place, path: str) -> str:
     if not isinstance(place, str):
         raise FileNotFoundError(errno.ENOENT, "not there", path)
     return place
-
-
-def _open(path: str) -> RealFile:
-    return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

@@ -201,7 +201,7 @@ def committed(bootstrap: str) -> int:
 
 
 def leader_of(bootstrap: str) -> int:
-    """Return the server that leads the first partition; -1 if nobody knows."""
+    """Return the server that leads the first partition; -1 if that is not known."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     try:
         return admin.list_topics(TOPIC, timeout=30).topics[TOPIC].partitions[0].leader

@@ -160,7 +160,7 @@ def test_survivor_leads_alone_and_wiped_servers_are_taken_in(cluster: Cluster) -
 
 
 def test_entry_that_was_perhaps_not_committed_is_kept(cluster: Cluster) -> None:
-    """The survivor has it, and nobody can say that it was not acknowledged."""
+    """The survivor has it, and it may have been acknowledged."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id)
     if leader.leader_server != 1:
@@ -201,7 +201,7 @@ def test_server_with_an_old_disk_is_refused(cluster: Cluster) -> None:
 
 
 def test_transaction_without_a_coordinator_is_aborted(cluster: Cluster) -> None:
-    """Its coordinator here does not know it: nobody else would ever end it."""
+    """Its coordinator here does not know it: it would stay open."""
     group_id = cluster.create_topic()
     sent(cluster, cluster.leader(group_id))
     cluster.run(100)

@@ -148,7 +148,7 @@ def test_directory_of_a_running_server_is_refused(ended: DiskCluster) -> None:
 
 
 def test_damaged_directory_is_refused(ended: DiskCluster) -> None:
-    """What a start refuses is refused here, too."""
+    """A start refuses it, too."""
     directory = survivor_of(ended)
     shutil.rmtree(directory / "journal")
     code, out = run(str(directory))

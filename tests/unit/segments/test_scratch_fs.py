@@ -69,7 +69,7 @@ def test_changes_are_seen_and_dropped(bench):
 
 
 def test_damaged_index_is_rebuilt_in_memory(bench):
-    """What a start repairs does not stop it."""
+    """A start repairs it, so it does not stop this one."""
     (log,) = bench.create(1)
     bench.append(log, 40, size=300)
     bench.checkpoint()

@@ -19,7 +19,7 @@ from vdl.clock import NEVER
 
 
 class NewPartitions:
-    """What the applied catalog has added, and when.
+    """Partitions that the applied catalog has added, with their times.
 
     What an earlier process has learned is new, too: this one has to learn its leaders.
     """

@@ -67,7 +67,7 @@ class NotRecoverable(Exception):
 
 
 class Fate(Enum):
-    """What becomes of a group: see the module."""
+    """Future of a group: see the module."""
 
     KEPT = "kept"
     ALONE = "alone"
@@ -77,7 +77,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class GroupPlan:
-    """What this directory holds of one group. -1 is a number that is not known."""
+    """Contents of this directory for one group. -1 is a number that is not known."""
 
     group_id: GroupId
     name: str
@@ -119,7 +119,7 @@ class Replica:
     committed: Membership
     """Configuration as known to be committed: the one that a server would start with."""
     markers: list[Marker] = field(default_factory=list)
-    """Partitions: ends of transactions that nobody else would end."""
+    """Partitions: ends of transactions that would otherwise stay open."""
     endings: list[commands.EndTransactionOffsets] = field(default_factory=list)
     """Coordinators: likewise, for committed offsets."""
     left_out: list[commands.CreateTopics | commands.DeleteTopics] = field(default_factory=list)
@@ -151,7 +151,7 @@ class OffsetBeyond:
 
 @dataclass(slots=True)
 class Plan:
-    """What the recovery of a directory does, and what it cannot bring back."""
+    """Effects of the recovery of a directory, and losses that it cannot undo."""
 
     record: BirthRecord
     server_id: ServerId
@@ -458,7 +458,7 @@ class Survivor:
         return known if is_open else None
 
     def _end(self, producer_id: int, producer: Producer) -> Marker:
-        """Return the marker for a partition's open transaction that nobody else would end.
+        """Return the marker for a partition's open transaction that would otherwise stay open.
 
         It commits if the coordinator here has completed a commit in the transaction's epoch. In the
         second version of the protocol each transaction has an epoch of its own. In the first one

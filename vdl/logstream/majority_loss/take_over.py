@@ -6,8 +6,8 @@ The steps, each durable before the next one:
    no server with an old disk is linked, whatever it holds.
 2. Logs of groups that the catalog does not know are removed.
 3. One journal batch has, for each kept group, at a term far above every known one: the entries that
-   remove all other members, and a hard state with all of them committed. Transactions that nobody
-   would end are ended there, also in groups that are alone already.
+   remove all other members, and a hard state with all of them committed. Transactions that
+   would otherwise stay open are ended there, also in groups that are alone already.
 
 Killed before the third step, the directory cannot lead anything, and the recovery is run again. It
 does whatever is left to do, under another new id.
@@ -93,7 +93,7 @@ def recovered(record: BirthRecord, random: bytes) -> BirthRecord:
 
 
 def entries_of(replica: Replica, *, server_id: ServerId, now_ms: int) -> list[Entry]:
-    """Return the entries that make the replica the only member, and end what nobody would end."""
+    """Return the entries that make the replica the only member, and end what would stay open."""
     log = replica.log
     term = Term(max(log.hard_state.term, log.term(log.last_index)) + TERMS_SKIPPED)
     if term > TERM_MAX - TERMS_SKIPPED:
@@ -123,7 +123,7 @@ def entries_of(replica: Replica, *, server_id: ServerId, now_ms: int) -> list[En
 
 
 def changes_to_alone(replica: Replica) -> list[ConfChange]:
-    """Return membership changes, each valid after the one before, until nobody else is a member."""
+    """Return membership changes, each valid after the one before, until it is the only member."""
     own, membership = replica.replica_id, replica.membership
     changes: list[ConfChange] = []
 
