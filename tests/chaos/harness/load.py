@@ -66,9 +66,21 @@ def number_of(value: bytes) -> int:
 class Load:
     """A producer in a thread of its own, from `start` to `stop`."""
 
-    def __init__(self, bootstrap: str, topic: str, variant: Variant, **settings: object) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        variant: Variant,
+        *,
+        partitions: int = 1,
+        rate_per_second: int = RATE_PER_SECOND,
+        **settings: object,
+    ) -> None:
         self.topic = topic
         self.variant = variant
+        self.partitions = partitions
+        """Value `number` is sent to partition `number % partitions`."""
+        self._interval_ns = NS // rate_per_second
         self.acks: list[Ack] = []
         self.failures: dict[int, str] = {}
         self.sent = 0
@@ -102,7 +114,7 @@ class Load:
             now_ns = time.monotonic_ns()
             while due_ns <= now_ns:
                 self._send()
-                due_ns += NS // RATE_PER_SECOND
+                due_ns += self._interval_ns
             self._producer.poll((due_ns - now_ns) / NS)
         self._producer.flush(FLUSH_SECONDS_MAX)
 
@@ -118,7 +130,12 @@ class Load:
                 self.acks.append(Ack(number, message.offset(), sent_ns, time.monotonic_ns()))
 
         # The delay of queued values is part of the gap, so none is refused.
-        self._producer.produce(self.topic, value_of(number), partition=0, on_delivery=delivered)
+        self._producer.produce(
+            self.topic,
+            value_of(number),
+            partition=number % self.partitions,
+            on_delivery=delivered,
+        )
 
     def wait_acknowledged(self, more: int, *, seconds_max: float = 30.0) -> None:
         """Wait until `more` further values were acknowledged."""
@@ -129,14 +146,27 @@ class Load:
             time.sleep(0.01)
 
     def longest_gap_ms(self, start_ns: int, end_ns: int) -> float:
-        """Return the longest time without any acknowledgement that overlaps [start, end)."""
-        times = sorted(ack.returned_ns for ack in self.acks)
-        gaps = [
+        """Return the longest time that overlaps [start, end) in which a partition was not written.
+
+        Written means acknowledged.
+        """
+        return longest_gap_ms(self.acks, self.partitions, start_ns, end_ns)
+
+
+def longest_gap_ms(acks: list[Ack], partitions: int, start_ns: int, end_ns: int) -> float:
+    """Return the longest time without an acknowledgement that overlaps [start, end).
+
+    A partition, or whatever has the numbers with one remainder, counts by itself.
+    """
+    gaps = []
+    for partition in range(partitions):
+        times = sorted(ack.returned_ns for ack in acks if ack.number % partitions == partition)
+        gaps += [
             after - before
             for before, after in pairwise(times)
             if after >= start_ns and before < end_ns
         ]
-        return max(gaps, default=0) / 1e6
+    return max(gaps, default=0) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +178,13 @@ class Stored:
     leader_epoch: int
 
 
-def read_back(bootstrap: str, topic: str) -> list[Stored]:
-    """Return everything in partition 0, read by a new client."""
+def read_back(bootstrap: str, topic: str, partition: int = 0) -> list[Stored]:
+    """Return everything in a partition, read by a new client."""
     deadline = time.monotonic() + READ_SECONDS_MAX
-    end = _end_offset(bootstrap, topic, deadline)
+    end = end_offset(bootstrap, topic, partition, deadline)
     consumer = _consumer(bootstrap)
     try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
+        consumer.assign([TopicPartition(topic, partition, 0)])
         found: list[Stored] = []
         while not found or found[-1].offset < end - 1:
             assert time.monotonic() < deadline, f"{len(found)} of {end} records came"
@@ -184,8 +214,8 @@ def _consumer(bootstrap: str) -> Consumer:
     )
 
 
-def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
-    """Return the high watermark of partition 0, as soon as it has a leader.
+def end_offset(bootstrap: str, topic: str, partition: int, deadline: float) -> int:
+    """Return the high watermark of a partition, as soon as it has a leader.
 
     A new client is used for each query: librdkafka remembers that a partition had no leader and
     does not retry.
@@ -193,9 +223,10 @@ def _end_offset(bootstrap: str, topic: str, deadline: float) -> int:
     while True:
         consumer = _consumer(bootstrap)
         try:
-            end: int = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=2.0)[1]
+            place = TopicPartition(topic, partition)
+            end: int = consumer.get_watermark_offsets(place, timeout=2.0)[1]
         except KafkaException:
-            assert time.monotonic() < deadline, f"{topic} has no leader"
+            assert time.monotonic() < deadline, f"{topic}-{partition} has no leader"
             time.sleep(0.1)
         else:
             return end
@@ -213,15 +244,20 @@ def audit(acks: list[Ack], stored: list[Stored]) -> None:
     assert not wrong, f"{len(wrong)} acknowledged values lost or moved, first {wrong[0]}"
 
 
-def assert_kept(load: Load, stored: list[Stored]) -> None:
-    """Check that every acknowledged value is stored, identical, at its acknowledged offset.
+def assert_kept(load: Load, stored: list[Stored], partition: int = 0) -> None:
+    """Check that every acknowledged value of a partition is stored, identical, at its offset.
 
     Nothing else is stored except sent values, the order is that of sending, and with idempotence no
     value occurs twice.
     """
     by_offset = {record.offset: record.value for record in stored}
     assert sorted(by_offset) == list(range(len(stored))), "offsets are not dense"
-    moved = [ack for ack in load.acks if by_offset.get(ack.offset) != value_of(ack.number)]
+    moved = [
+        ack
+        for ack in load.acks
+        if ack.number % load.partitions == partition
+        and by_offset.get(ack.offset) != value_of(ack.number)
+    ]
     present = {record.value for record in stored}
     lost = [ack for ack in moved if value_of(ack.number) not in present]
     assert not lost, f"{len(lost)} acknowledged values lost, first {lost[0]}"
@@ -229,22 +265,23 @@ def assert_kept(load: Load, stored: list[Stored]) -> None:
     numbers = [number_of(record.value) for record in stored]
     assert min(numbers, default=0) >= 0, "a record is none of those sent"
     assert max(numbers, default=0) < load.sent, "a record was never sent"
+    assert {number % load.partitions for number in numbers} <= {partition}, "partitions are mixed"
     firsts = list(dict.fromkeys(numbers))
     assert firsts == sorted(firsts), "the order of sending is not kept"
     if load.variant.is_idempotent:
         assert len(firsts) == len(numbers), "a value is there twice"
-    anomalies = find(history(load, stored))
+    anomalies = find(history(load, stored, partition))
     assert not anomalies, "\n".join(map(str, anomalies[:5]))
 
 
-def history(load: Load, stored: list[Stored]) -> list[Op]:
+def history(load: Load, stored: list[Stored], partition: int = 0) -> list[Op]:
     """Return the client's operations and observations, for the checkers of `vdl check`."""
-    key = f"{load.topic}-0"
+    key = f"{load.topic}-{partition}"
     pid = 1 if load.variant.is_idempotent else -1
     acked = {ack.number: ack for ack in load.acks}
     end_ns = time.monotonic_ns()
     ops = []
-    for number in range(load.sent):
+    for number in range(partition, load.sent, load.partitions):
         ack = acked.get(number)
         ops.append(
             Op(
