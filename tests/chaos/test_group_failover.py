@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
-from tests.chaos.harness.group import Members
-from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load
+from tests.chaos.harness.group import Members, committed
+from tests.chaos.harness.load import IDEMPOTENT, Load
 from tests.chaos.harness.replica_set import ReplicaSet
 
 pytestmark = pytest.mark.takes_turns(parts=2)
@@ -16,16 +15,6 @@ pytestmark = pytest.mark.takes_turns(parts=2)
 TOPIC, GROUP = "group-failover", "readers"
 ACKS_BETWEEN = 200
 DRAIN_SECONDS_MAX = 60.0
-
-
-def committed(replica_set: ReplicaSet) -> int:
-    """Return the group's committed offset of partition 0, queried by a client that is no member."""
-    consumer = Consumer({"bootstrap.servers": replica_set.bootstrap, "group.id": GROUP, **QUIET})
-    try:
-        offset: int = consumer.committed([TopicPartition(TOPIC, 0)], timeout=20)[0].offset
-    finally:
-        consumer.close()
-    return offset
 
 
 @pytest.mark.parametrize("fault", ["each server in turn", "all at once"])
@@ -49,19 +38,19 @@ def test_group_misses_no_record_and_no_commit_goes_back(
         for struck in victims:
             wait_healthy(replica_set)
             load.wait_acknowledged(ACKS_BETWEEN)
-            commits.append(committed(replica_set))
+            commits += committed(replica_set.bootstrap, GROUP, TOPIC)
             replica_set.kill(*struck)
             if len(struck) < replica_set.nodes:
                 load.wait_acknowledged(ACKS_BETWEEN)
             replica_set.up()
-            commits.append(committed(replica_set))
+            commits += committed(replica_set.bootstrap, GROUP, TOPIC)
         load.wait_acknowledged(ACKS_BETWEEN)
     finally:
         load.stop()
     assert leader(replica_set, TOPIC) > 0
     members.wait_seen({ack.number for ack in load.acks}, seconds_max=DRAIN_SECONDS_MAX)
     members.stop()
-    commits.append(committed(replica_set))
+    commits += committed(replica_set.bootstrap, GROUP, TOPIC)
     assert members.problems == []
     assert commits == sorted(commits)
     figure("delivered_again", sum(members.seen.values()) - len(members.seen))

@@ -35,10 +35,25 @@ class Fate(Enum):
 class Transactor:
     """One transactional id, used by successive producers in a thread of its own."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, number: int) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        number: int,
+        *,
+        pause_seconds: float = 0.0,
+    ) -> None:
         self.name = f"transactor-{number}"
         self.fates: dict[str, Fate] = {}
         """Outcomes of the transactions that have ended."""
+        self.commits: list[tuple[int, int]] = []
+        """Committed transactions: monotonic times of the beginning and of the answer."""
+        self.aborts: Counter[str] = Counter()
+        """Errors after which the transaction was aborted, and begun again."""
+        self.fatal: list[str] = []
+        """Errors that ended a producer."""
+        self._pause_seconds = pause_seconds
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = partitions
@@ -63,14 +78,18 @@ class Transactor:
             try:
                 producer = producer or self._begin()
                 self._transact(producer)
+                self._stops.wait(self._pause_seconds)
             except KafkaException as error:
                 reason = error.args[0]
                 if producer is not None and reason.txn_requires_abort():
+                    self.aborts[reason.name()] += 1
                     try:
                         producer.abort_transaction(CALL_SECONDS)
                     except KafkaException:
                         producer = None
                 elif producer is None or not reason.retriable():
+                    if producer is not None:
+                        self.fatal.append(f"{reason.name()}: {reason.str()}")
                     producer = None
                     time.sleep(0.1)
 
@@ -89,6 +108,7 @@ class Transactor:
     def _transact(self, producer: Producer) -> None:
         self._count += 1
         name = f"{self.name}/{self._count}"
+        began_ns = time.monotonic_ns()
         producer.begin_transaction()
         commits = self._rng.random() >= ABORT_SHARE
         # On any error before the commit is requested, the transaction never commits.
@@ -101,6 +121,8 @@ class Transactor:
             return
         self.fates[name] = Fate.UNKNOWN
         self._commit(producer, name)
+        if self.fates[name] is Fate.COMMITTED:
+            self.commits.append((began_ns, time.monotonic_ns()))
 
     def _commit(self, producer: Producer, name: str) -> None:
         for _ in range(5):
@@ -148,9 +170,9 @@ def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, lis
             if message is None:
                 continue
             if message.error() is None:
-                found[message.partition()].append((message.value() or b"").decode())
-            elif message.offset() is not None and message.offset() >= ends[message.partition()]:
-                left.discard(message.partition())
+                found[message.partition() or 0].append((message.value() or b"").decode())
+            elif (message.offset() or 0) >= ends[message.partition() or 0]:
+                left.discard(message.partition() or 0)
     finally:
         consumer.close()
     return found
