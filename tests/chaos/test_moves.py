@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -12,11 +12,9 @@ from confluent_kafka import Producer
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import wait_healthy
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
+from tests.chaos.harness.moves import ask, move, moving, replicas, wait_moved
 from tests.chaos.harness.replica_set import ReplicaSet, serving
 from tests.wire import AnyApiClient
-from vdl.kafka.client import Unreachable
-from vdl.kafka.wire import alter_partition_reassignments as alter
-from vdl.kafka.wire import list_partition_reassignments as listing
 from vdl.kafka.wire.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -27,21 +25,18 @@ from vdl.kafka.wire.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
-from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 
 TOPIC = "moving"
 PARTITIONS = 30
 ROUNDS = 4
 ACKS_BETWEEN = 100
-SECONDS_MAX = 60.0
+FLUSH_SECONDS_MAX = 60.0
 RNG_SEED = 7
 FILLED_BYTES = 16_000
 FILLED_BATCHES = 40
 RATE = 2_000_000
 """Bytes a second of moving partitions that server 4 may receive."""
 CANCELLED = range(0, PARTITIONS, 3)
-RETRIED = {6, 7, 41}
-"""Errors of a request whose catalog leader has just died."""
 
 
 @pytest.fixture
@@ -51,62 +46,11 @@ def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
         yield servers
 
 
-def ask(servers: ReplicaSet, key: int, request: object) -> object:
-    """Return the answer of some running server."""
-    for server_id in servers.server_ids:
-        host, _, port = servers.address(server_id).rpartition(":")
-        try:
-            with AnyApiClient(host, int(port), timeout_seconds=10.0) as client:
-                return client.request(key, request)
-        except Unreachable:
-            continue
-    raise AssertionError("no server answers")
-
-
 def create(servers: ReplicaSet) -> None:
     placed = [CreatableReplicaAssignment(index, [1, 2, 3]) for index in range(PARTITIONS)]
     request = CreateTopicsRequest([CreatableTopic(TOPIC, -1, -1, placed)], 10_000)
-    answer = ask(servers, 19, request)
+    answer = ask(servers.bootstrap, 19, request)
     assert answer.topics[0].error_code == 0, answer  # type: ignore[attr-defined]
-
-
-def move(servers: ReplicaSet, targets: Mapping[int, list[int] | None]) -> None:
-    partitions = [alter.ReassignablePartition(index, where) for index, where in targets.items()]
-    request = alter.AlterPartitionReassignmentsRequest(
-        5_000, True, [alter.ReassignableTopic(TOPIC, partitions)]
-    )
-    deadline = time.monotonic() + SECONDS_MAX
-    while True:
-        answer = ask(servers, 45, request)
-        assert isinstance(answer, alter.AlterPartitionReassignmentsResponse)
-        if answer.error_code not in RETRIED:
-            break
-        assert time.monotonic() < deadline, answer.error_message
-        time.sleep(0.2)
-    assert answer.error_code == 0, answer.error_message
-    assert {row.error_code for row in answer.responses[0].partitions} == {0}
-
-
-def moving(servers: ReplicaSet) -> int:
-    """Return the number of partitions that are moving."""
-    answer = ask(servers, 46, listing.ListPartitionReassignmentsRequest(5_000, None))
-    assert isinstance(answer, listing.ListPartitionReassignmentsResponse)
-    return sum(len(topic.partitions) for topic in answer.topics)
-
-
-def wait_moved(servers: ReplicaSet) -> float:
-    """Wait until nothing moves; return the seconds."""
-    began = time.monotonic()
-    while moving(servers):
-        assert time.monotonic() - began < SECONDS_MAX, "replicas do not get on"
-        time.sleep(0.1)
-    return time.monotonic() - began
-
-
-def replicas(servers: ReplicaSet) -> dict[int, list[int]]:
-    request = MetadataRequest([MetadataRequestTopic(name=TOPIC)])
-    topic = ask(servers, 3, request).topics[0]  # type: ignore[attr-defined]
-    return {row.partition_index: row.replica_nodes for row in topic.partitions}
 
 
 def test_partitions_that_move_under_load_lose_nothing(
@@ -126,16 +70,16 @@ def test_partitions_that_move_under_load_lose_nothing(
         load.wait_acknowledged(ACKS_BETWEEN)
         for number in range(ROUNDS):
             targets = {index: rng.sample(range(1, 5), 3) for index in range(PARTITIONS)}
-            move(four_servers, targets)
-            seen_moving += moving(four_servers)
+            move(four_servers.bootstrap, TOPIC, targets)
+            seen_moving += moving(four_servers.bootstrap)
             if number % 2:
                 victim = rng.randint(1, 4)
                 time.sleep(rng.random())
                 four_servers.kill(victim)
                 load.wait_acknowledged(ACKS_BETWEEN)
                 four_servers.up()
-            figure(f"round_{number + 1}_seconds", round(wait_moved(four_servers), 2))
-            assert replicas(four_servers) == targets
+            figure(f"round_{number + 1}_seconds", round(wait_moved(four_servers.bootstrap), 2))
+            assert replicas(four_servers.bootstrap, TOPIC) == targets
             load.wait_acknowledged(ACKS_BETWEEN)
         wait_healthy(four_servers)
     finally:
@@ -183,7 +127,7 @@ def fill(servers: ReplicaSet) -> None:
     for _ in range(FILLED_BATCHES):
         for partition in range(1, PARTITIONS):  # the first has the load
             producer.produce(TOPIC, rng.randbytes(FILLED_BYTES), partition=partition)
-        assert not producer.flush(SECONDS_MAX)
+        assert not producer.flush(FLUSH_SECONDS_MAX)
 
 
 def test_moves_keep_to_a_limit_and_can_be_cancelled(
@@ -195,7 +139,7 @@ def test_moves_keep_to_a_limit_and_can_be_cancelled(
     """
     create(four_servers)
     fill(four_servers)
-    before = replicas(four_servers)
+    before = replicas(four_servers.bootstrap, TOPIC)
     load = Load(four_servers.bootstrap, TOPIC, IDEMPOTENT)
     load.start()
     try:
@@ -203,11 +147,11 @@ def test_moves_keep_to_a_limit_and_can_be_cancelled(
         set_limits(four_servers, RATE, before)
         began = time.monotonic()
         targets = {index: [4, *of[:2]] for index, of in before.items()}
-        move(four_servers, targets)
-        at_first = moving(four_servers)
+        move(four_servers.bootstrap, TOPIC, targets)
+        at_first = moving(four_servers.bootstrap)
         assert at_first, "nobody could see that anything moved"
-        move(four_servers, dict.fromkeys(CANCELLED))
-        wait_moved(four_servers)
+        move(four_servers.bootstrap, TOPIC, dict.fromkeys(CANCELLED))
+        wait_moved(four_servers.bootstrap)
         seconds = time.monotonic() - began
         kept = [index for index in range(PARTITIONS) if index not in CANCELLED]
         moved_bytes = len(set(kept) - {0}) * FILLED_BATCHES * FILLED_BYTES
@@ -216,14 +160,14 @@ def test_moves_keep_to_a_limit_and_can_be_cancelled(
         # The data that each lacks when it becomes a member, and the load's data, are small beside
         # this.
         assert moved_bytes / seconds < 1.1 * RATE
-        after = replicas(four_servers)
+        after = replicas(four_servers.bootstrap, TOPIC)
         assert {index: after[index] for index in kept} == {index: targets[index] for index in kept}
         assert {index: sorted(after[index]) for index in CANCELLED} == {
             index: sorted(before[index]) for index in CANCELLED
         }
         set_limits(four_servers, None, before)
-        move(four_servers, {index: targets[index] for index in CANCELLED})
-        figure("without_a_limit_seconds", round(wait_moved(four_servers), 1))
+        move(four_servers.bootstrap, TOPIC, {index: targets[index] for index in CANCELLED})
+        figure("without_a_limit_seconds", round(wait_moved(four_servers.bootstrap), 1))
         load.wait_acknowledged(ACKS_BETWEEN)
         wait_healthy(four_servers)
     finally:

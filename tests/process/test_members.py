@@ -7,8 +7,6 @@ server loses its disk.
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 import signal
 import subprocess
@@ -16,21 +14,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.chaos.harness.members import SECONDS_MAX, catalog_leader, members, until, vdl
 from tests.process.test_serve import free_port
 from tests.wire import codec
-from vdl.commands.app import run_app
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import alter_partition_reassignments as alter
 
-SECONDS = 240.0
 PARTITIONS = 4
 ALTER_PARTITION_REASSIGNMENTS = 45
 
@@ -72,16 +68,10 @@ class Set:
         return (self.folder / f"{server}.log").read_text(encoding="utf-8")
 
     def vdl(self, *words: str) -> tuple[int, str, str]:
-        """Run a command. Return its exit code, output and errors."""
-        out, error = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(error):
-            code = run_app([*words, "--bootstrap", self.bootstrap])
-        return code, out.getvalue(), error.getvalue()
+        return vdl(self.bootstrap, *words)
 
     def members(self) -> dict[int, dict[str, object]]:
-        """Return the servers in `vdl member list`, by id; none if no server answers."""
-        code, out, _ = self.vdl("member", "list", "--json")
-        return {one["server_id"]: one for one in json.loads(out)["members"]} if not code else {}
+        return members(self.bootstrap)
 
     def close(self) -> None:
         for process in self.running.values():
@@ -97,13 +87,6 @@ def servers(tmp_path: Path) -> Iterator[Set]:
         yield found
     finally:
         found.close()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 class Load:
@@ -140,7 +123,7 @@ class Load:
             )
             number += 1
             self._producer.poll(0.02)
-        assert self._producer.flush(SECONDS) == 0
+        assert self._producer.flush(SECONDS_MAX) == 0
 
     def _delivered(self, error: object, value: bytes) -> None:
         if error is None:
@@ -150,7 +133,7 @@ class Load:
 
     def _read(self) -> None:
         self._consumer.subscribe(["t"])
-        deadline = time.monotonic() + 2 * SECONDS
+        deadline = time.monotonic() + 2 * SECONDS_MAX
         while not (self._stop.is_set() and self.is_complete()) and time.monotonic() < deadline:
             message = self._consumer.poll(0.2)
             if message is not None and message.error() is None:
@@ -163,7 +146,7 @@ class Load:
     def end(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(2 * SECONDS)
+            thread.join(2 * SECONDS_MAX)
             assert not thread.is_alive()
 
 
@@ -180,12 +163,6 @@ def is_created(servers: Set) -> bool:
     except KafkaException as error:
         return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
     return True
-
-
-def catalog_leader(servers: Set) -> int:
-    code, out, error = servers.vdl("status", "--json")
-    assert out, (code, error)
-    return next(g["leader"] for g in json.loads(out)["groups"] if g["name"] == "catalog")
 
 
 def is_moved(servers: Set, replicas: list[list[int]]) -> bool:
@@ -231,7 +208,7 @@ def write(servers: Set, numbers: range) -> None:
             "t", b"%d" % number, partition=number % PARTITIONS,
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )  # fmt: skip
-    assert producer.flush(SECONDS) == 0
+    assert producer.flush(SECONDS_MAX) == 0
     assert not failed
 
 
@@ -290,7 +267,7 @@ def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) ->
         assert code == 1
         assert "cannot be moved" in error
         until(lambda: not servers.vdl("member", "remove", "4", "--no-wait")[0], "it is not drained")
-        leader = catalog_leader(servers)
+        leader = catalog_leader(servers.bootstrap)
         servers.running[leader].send_signal(signal.SIGKILL)
         servers.running[leader].wait(30)
         servers.start(leader)
@@ -323,7 +300,7 @@ def log_counts(servers: Set) -> Counter[int]:
     reader.assign([TopicPartition("t", number, 0) for number in range(PARTITIONS)])
     found: Counter[int] = Counter()
     ended: set[int | None] = set()
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + SECONDS_MAX
     while len(ended) < PARTITIONS and time.monotonic() < deadline:
         message = reader.poll(1.0)
         if message is None:
