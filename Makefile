@@ -13,6 +13,8 @@
 #                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 select one kind
 #   make bad-night      some thirty faults on real servers: their reports, and the cure of the runbook;
 #                       ONLY=one_dead,bridge, RECORD=1 writes the table to deploy/runbook.md
+#   make grow           three to seven to three servers under load, the catalog's leader killed in each
+#                       phase, some minutes; SECONDS=60
 #   make hostile        10,000 silent connections on each port of a secured set, and forty hostile clients
 #                       beside its users
 #   make eos            long runs of exactly-once: Kafka Streams, Connect and Flink with kills, lists of
@@ -77,7 +79,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night grow hostile examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -167,6 +169,9 @@ chaos: $(DEV)
 
 bad-night: $(DEV)
 	@exec $(BIN)/python -m tests.chaos.bad_night $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+grow: $(DEV)
+	@exec $(BIN)/python -m tests.chaos.grow_and_shrink $(if $(SECONDS),--seconds $(SECONDS))
 
 hostile: $(DEV)
 	@exec env SILENT=10000 HOSTILE_SECONDS=300 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \

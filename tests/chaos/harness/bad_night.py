@@ -27,7 +27,8 @@ from vdl.kafka.client import Unreachable
 STATUS_SECONDS_MAX = 120.0
 HTTP_SECONDS_MAX = 5.0
 POLL_SECONDS = 0.5
-_EVENT = re.compile(r"^ts=\S+ level=(warning|error) event=(\S+)", re.MULTILINE)
+EVENT = re.compile(r"^ts=\S+ level=(warning|error) event=(\S+)", re.MULTILINE)
+"""Level and name of a warning or error in a log."""
 _KIND = re.compile(r"^([a-z_]+): (.*)$", re.MULTILINE)
 _METRIC = re.compile(r'^vdl_server_problem\{kind="([a-z_]+)"\} 1', re.MULTILINE)
 NO_ANSWER = "no answer"
@@ -131,7 +132,7 @@ class Watch:
             seen.ready[server_id] = str(code) if code else NO_ANSWER
             seen.metric[server_id] = _METRIC.findall(self._get(server_id, "/metrics")[1])
             log = self._replica_set.log(server_id)[self._read[server_id] :]
-            events = dict.fromkeys(event for _, event in _EVENT.findall(log))
+            events = dict.fromkeys(event for _, event in EVENT.findall(log))
             seen.log[server_id] = list(events)
         return seen
 

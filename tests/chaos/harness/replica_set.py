@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vdl.commands.servers.replica_set import (
+    PEER_PORT_STEP,
     LocalServer,
     find_replica_set,
     make_replica_set,
@@ -111,18 +112,30 @@ class ReplicaSet:
     def address(self, server_id: int) -> str:
         return f"127.0.0.1:{self.base_port + server_id - 1}"
 
+    def peer_address(self, server_id: int) -> str:
+        return f"127.0.0.1:{self.base_port + PEER_PORT_STEP + server_id - 1}"
+
     # --- the whole set ------------------------------------------------------------------------
 
-    def configure(self, settings: Mapping[str, object]) -> None:
+    def configure(self, settings: Mapping[str, object], *, voters: int = 0) -> None:
         """Add settings beside those that `vdl up` writes, by dotted key.
 
-        Called before the first `up`.
+        Called before the first `up`. With `voters`, the cluster begins with that many servers. The
+        others have their addresses, and are started and added one by one.
         """
         made = make_replica_set(self.directory, count=self.nodes, base_port=self.base_port)
         write_configs(made)
         for server in made.servers:
-            with server.config_file.open("a", encoding="utf-8") as file:
-                file.write(_toml(settings))
+            file, more = server.config_file, settings
+            if voters:
+                lines = file.read_text(encoding="utf-8").splitlines()
+                later = tuple(f'{number} = "' for number in self.server_ids[voters:])
+                kept = [line for line in lines if not line.startswith(later)]
+                file.write_text("\n".join(kept) + "\n", encoding="utf-8")
+                if server.id > voters:
+                    more = {**settings, "peer.listen": self.peer_address(server.id)}
+            with file.open("a", encoding="utf-8") as text:
+                text.write(_toml(more))
 
     def up(self, *options: str) -> float:
         """Start servers that do not run.
