@@ -4,7 +4,7 @@ A producer sends records of 1,000 bytes at a steady rate (linger 0, acks=all), i
 partitions, one of which each server leads; a consumer at their ends reads them. Each round:
 
 * `alone`: without others;
-* `small_N`: beside a producer and a consumer of another topic that move N megabytes every so many
+* `small_N`: beside a producer and a consumer of another topic that move N megabytes every few
   seconds (`--every`), as fast as they can, in records of 100 kB;
 * `large_N`: the same megabytes as one record.
 
