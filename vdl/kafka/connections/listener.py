@@ -121,7 +121,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         if self._session is not None:
-            self._session.resume_writing()
+            # Later: asyncio is in the middle of a write. If another one failed here, asyncio would
+            # report the end of the connection twice, and fail.
+            asyncio.get_running_loop().call_soon(self._session.resume_writing)
 
     # --- from the session ------------------------------------------------------------------------
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -321,5 +322,37 @@ def test_rest_of_an_answer_that_leaves_at_once_does_not_stand_still(monkeypatch)
         writer.close()
         await writer.wait_closed()
         await edge.close()
+
+    run(scenario)
+
+
+def test_client_that_leaves_between_two_slices_of_an_answer_harms_only_itself(monkeypatch):
+    """asyncio is in the middle of a write when it says that there is room for more."""
+
+    async def scenario():
+        edge = Edge()
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, why: failures.append(why))
+        slow, session = await connect_slow(edge)
+        real, left = write_some, []
+
+        def leaves(file, buffers):
+            if left:
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+                slow.close()
+            left.append(1)
+            return real(file, buffers)
+
+        monkeypatch.setattr(listener_module, "write_some", leaves)
+        session.connection.queue(b"", [bytes(16 << 20)], 16 << 20)
+        session.connection.flush()
+        while len(left) == 1:
+            with contextlib.suppress(BlockingIOError):
+                slow.recv(1 << 20)
+            await asyncio.sleep(0)
+        await until(lambda: len(edge.frontend) == 0)
+        await asyncio.sleep(0)
+        await edge.close()
+        assert failures == []
 
     run(scenario)
