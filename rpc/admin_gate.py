@@ -104,6 +104,9 @@ def _count(crowd: Newcomers[asyncio.Task[None]], task: asyncio.Task[None], host:
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Relay bytes until one of the two ends."""
+    # `drain` waits for all bytes, so none are left at `close`. asyncio cannot `abort` a transport
+    # that was closed with bytes left and has sent them since.
+    writer.transport.set_write_buffer_limits(0)
     with contextlib.suppress(OSError):
         while part := await reader.read(_PART_BYTES):
             writer.write(part)

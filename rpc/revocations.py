@@ -54,10 +54,13 @@ class Revocations:
         return min(self._ends.values())
 
     def has(self, certificate: bytes) -> bool:
-        """Return True if a certificate (DER) is in the list of its authority."""
+        """Return True if a certificate (DER) is in the list of its authority, or cannot be read."""
         from cryptography import x509
 
-        found = x509.load_der_x509_certificate(certificate)
+        try:
+            found = x509.load_der_x509_certificate(certificate)
+        except ValueError:
+            return True
         return found.serial_number in self._serials.get(found.issuer.public_bytes(), ())
 
     def refuses(self, certificate: bytes, now: datetime.datetime) -> bool:
@@ -67,7 +70,10 @@ class Revocations:
         """
         from cryptography import x509
 
-        issuer = x509.load_der_x509_certificate(certificate).issuer.public_bytes()
+        try:
+            issuer = x509.load_der_x509_certificate(certificate).issuer.public_bytes()
+        except ValueError:
+            return True
         return issuer not in self._ends or self._ends[issuer] <= now or self.has(certificate)
 
 

@@ -146,8 +146,16 @@ class TlsEngine:
 
     # --- negotiated properties -------------------------------------------------------------------
     def peer_certificate(self) -> dict[str, object] | None:
-        """Return the other end's verified certificate as described by `ssl`; None if not shown."""
-        certificate = self._object.getpeercert()
+        """Return the other end's verified certificate as described by `ssl`; None if not shown.
+
+        Raises TlsFailed if `ssl` cannot describe it: an authority may sign what is not text.
+        """
+        try:
+            certificate = self._object.getpeercert()
+            if certificate:
+                int(str(certificate["serialNumber"]), 16)  # a long one is broken into lines
+        except (ValueError, OSError) as error:
+            raise TlsFailed(f"the certificate cannot be read: {type(error).__name__}") from error
         return dict(certificate) if certificate else None
 
     def peer_certificate_der(self) -> bytes:

@@ -284,7 +284,11 @@ class TlsStream(OwnedStream):
             self._refuse(f"TLS: {told}")
             return
         if result:
-            certificate = self._engine.peer_certificate() or {}
+            try:
+                certificate = self._engine.peer_certificate() or {}
+            except TlsFailed as error:
+                self._refuse(f"TLS: {error}")
+                return
             self.identity = identity_in(
                 alternative_names(certificate, "URI"), self._security.cluster
             )

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from rpc.tls_context import KeyPair, TlsFiles
 from vdl.commands.servers.certificates import (
@@ -42,6 +49,33 @@ class Authorities:
         file = self.directory / f"client-{name}.pem"
         if not file.exists():
             write_client(self.directory, self.authority, name)
+        return KeyPair(file, file.with_suffix(".key"))
+
+    def unreadable(self) -> KeyPair:
+        """Return a certificate that OpenSSL accepts, with a name that is no text."""
+        bad = b"\xff\xfe.example"
+        names = bytes([0x82, len(bad)]) + bad
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mallory")])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder(self.authority.certificate.subject, name)
+            .public_key(key.public_key())
+            .serial_number(7)
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(
+                x509.UnrecognizedExtension(
+                    ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes([0x30, len(names)]) + names
+                ),
+                critical=False,
+            )
+            .sign(self.authority.key, hashes.SHA256())
+        )
+        file = self.directory / "unreadable.pem"
+        file.write_bytes(certificate.public_bytes(Encoding.PEM))
+        form = PrivateFormat.PKCS8
+        file.with_suffix(".key").write_bytes(key.private_bytes(Encoding.PEM, form, NoEncryption()))
         return KeyPair(file, file.with_suffix(".key"))
 
     def admin(self) -> TlsFiles:

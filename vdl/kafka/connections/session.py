@@ -237,6 +237,8 @@ class Session:
 
     def abort(self, reason: str) -> None:
         """Close immediately. Drop everything under way."""
+        if self.closed:
+            return
         self.ending = reason
         transport = self.connection.transport
         self.connection_lost()

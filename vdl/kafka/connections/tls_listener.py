@@ -270,7 +270,12 @@ class TlsProtocol(asyncio.BufferedProtocol):
         if result:
             self._port.end(self)
             self._port.done += 1
-            certificate = self._engine.peer_certificate()
+            try:
+                certificate = self._engine.peer_certificate()
+            except TlsFailed as error:
+                self._port.refuse(self._peer, str(error))
+                transport.abort()
+                return
             if self._port.is_revoked(self, certificate):
                 # The handshake may have begun before the revocation was known.
                 self._port.refuse(self._peer, "the certificate was revoked")

@@ -429,6 +429,25 @@ def test_handshake_that_fails_in_a_library_costs_one_connection() -> None:
     scenario(steps)
 
 
+def test_certificate_that_cannot_be_described_costs_one_connection() -> None:
+    """The authority has signed a name that is no text: OpenSSL accepts it, `ssl` cannot read it."""
+
+    async def steps() -> None:
+        edge = Edge(auth=ClientAuth.REQUESTED)
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, why: failures.append(why))
+        with contextlib.suppress(OSError):
+            reader, writer = await edge.connect(authority().unreadable())
+            assert await ended(reader)
+            writer.transport.abort()
+        await until(lambda: edge.tls.failed == 1)
+        assert failures == []
+        assert len(edge.frontend) == 0
+        await edge.close()
+
+    scenario(steps)
+
+
 def test_connections_are_bounded_as_on_any_listener() -> None:
     """Without room, no handshake is begun. The room may also be taken during the handshake."""
 
