@@ -9,7 +9,7 @@ import pytest
 from rpc.hello import PROTOCOL_VERSION, VERSION_OF_LATE_FIRST_NUMBERS
 from segments.api import Log, SegmentSpan
 from segments.memory import MemoryStore
-from tests.unit.logstream.conftest import SERVERS
+from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended
 from vdl.logstream.group.log_stream import LogStream
@@ -294,6 +294,21 @@ def test_held_appends_are_bounded(cluster: Any) -> None:
     cluster.nodes[stream.leader_server].host.mark_dirty(group)
     cluster.run(10)
     assert [fates[0].base_offset for fates in held] == [0, 1, 2]
+
+
+def test_held_append_is_not_overtaken_by_a_smaller_one() -> None:
+    """The last one would have room when it comes, and when a part of what is before it commits."""
+    cluster = Cluster(uncommitted_bytes_max=2_000)
+    stream = cluster.leader(cluster.create_topic())
+    fates = [cluster.append(stream, bytes(900))]
+    cluster.run(0.1)
+    fates += [cluster.append(stream, bytes(size)) for size in (800, 1_100, 50)]
+    assert len(stream.held) == 2
+    while not fates[0]:
+        cluster.run(0.01)
+    assert len(stream.held) == 2
+    cluster.run(50)
+    assert [one[0].base_offset for one in fates] == [0, 1, 2, 3]
 
 
 def test_long_poll_wakes_once_when_its_record_commits(cluster: Any) -> None:
