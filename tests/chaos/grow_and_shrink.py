@@ -18,8 +18,9 @@ It prints the time from a record's sending to its acknowledgement by phase, all 
 the longest time without an acknowledgement of a partition around each kill. Exits with 1 if an
 acknowledged record is lost, one of an idempotent or transactional producer is stored twice, a
 client fails, or a group's committed position is not the one after its last record. Records of a
-plain producer may be stored twice or in another order: retries of its client do that. A p99 above
-three times the one before is printed, and is no violation: it depends on the machine. `make grow`.
+plain producer may be stored twice, because its client sends them again; their order is judged among
+those sent and stored in one term of a leader (`test_leader_change.py`). A p99 above three times the
+one before is printed, and is no violation: it depends on the machine. `make grow`.
 
 Does not depend on how servers are added and removed.
 """

@@ -44,14 +44,16 @@ class Variant:
     settings: dict[str, object]
     is_idempotent: bool
     keeps_order: bool = True
-    """True if values of a partition are stored in the order of sending."""
+    """True if values of a partition are stored in the order of sending, False if only those are
+    that the client sent to a leader from whom it already had an answer in the same term."""
 
 
 IDEMPOTENT = Variant("idempotent", {"enable.idempotence": True}, is_idempotent=True)
 PLAIN = Variant("plain", {"max.in.flight": 1}, is_idempotent=False)
 """Without idempotence a retry may write twice, and order is kept by one request at a time only."""
-UNORDERED = Variant("plain", {}, is_idempotent=False, keeps_order=False)
-"""The client sends a refused request again after later ones, to the next leader."""
+ORDERED_IN_TERM = Variant("plain", {"max.in.flight": 1}, is_idempotent=False, keeps_order=False)
+"""When a leader changes, the client sends to the new one before the former has answered. What that
+one refuses is stored behind later values. See `tests/chaos/test_leader_change.py`."""
 
 
 def value_of(number: int) -> bytes:
@@ -251,17 +253,13 @@ def audit(acks: list[Ack], stored: list[Stored]) -> None:
 def assert_kept(load: Load, stored: list[Stored], partition: int = 0) -> None:
     """Check that every acknowledged value of a partition is stored, identical, at its offset.
 
-    Nothing else is stored except sent values, the order is that of sending if the variant keeps it,
-    and with idempotence no value occurs twice.
+    Nothing else is stored except sent values, the order is that of sending as far as the variant
+    keeps it, and with idempotence no value occurs twice.
     """
     by_offset = {record.offset: record.value for record in stored}
     assert sorted(by_offset) == list(range(len(stored))), "offsets are not dense"
-    moved = [
-        ack
-        for ack in load.acks
-        if ack.number % load.partitions == partition
-        and by_offset.get(ack.offset) != value_of(ack.number)
-    ]
+    acks = [ack for ack in load.acks if ack.number % load.partitions == partition]
+    moved = [ack for ack in acks if by_offset.get(ack.offset) != value_of(ack.number)]
     present = {record.value for record in stored}
     lost = [ack for ack in moved if value_of(ack.number) not in present]
     assert not lost, f"{len(lost)} acknowledged values lost, first {lost[0]}"
@@ -273,10 +271,36 @@ def assert_kept(load: Load, stored: list[Stored], partition: int = 0) -> None:
     firsts = list(dict.fromkeys(numbers))
     if load.variant.keeps_order:
         assert firsts == sorted(firsts), "the order of sending is not kept"
+    for epoch, in_order in sent_in_term(acks, stored).items():
+        assert in_order == sorted(in_order), f"the order is not kept in term {epoch}"
     if load.variant.is_idempotent:
         assert len(firsts) == len(numbers), "a value is there twice"
     anomalies = find(history(load, stored, partition))
     assert not anomalies, "\n".join(map(str, anomalies[:5]))
+
+
+def sent_in_term(acks: list[Ack], stored: list[Stored]) -> dict[int, list[int]]:
+    """Return the numbers of a partition by the term that they were sent and stored in.
+
+    `acks`: those of the partition.
+
+    They are in the order in which they are stored first. A value is known to be sent in a term if
+    an answer of that term had come before.
+    """
+    epochs = {record.offset: record.leader_epoch for record in stored}
+    sent_ns = {ack.number: ack.sent_ns for ack in acks}
+    known_ns: dict[int, int] = {}
+    for ack in acks:
+        if (epoch := epochs.get(ack.offset)) is not None:
+            known_ns[epoch] = min(ack.returned_ns, known_ns.get(epoch, ack.returned_ns))
+    firsts: dict[int, int] = {}
+    for record in stored:
+        firsts.setdefault(number_of(record.value), record.leader_epoch)
+    found: dict[int, list[int]] = {}
+    for number, epoch in firsts.items():
+        if epoch in known_ns and sent_ns.get(number, 0) > known_ns[epoch]:
+            found.setdefault(epoch, []).append(number)
+    return found
 
 
 def history(load: Load, stored: list[Stored], partition: int = 0) -> list[Op]:

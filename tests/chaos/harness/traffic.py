@@ -24,7 +24,7 @@ from typing import Any
 from tests.chaos.harness.group import CLASSIC, MODERN, Members, by_number, committed
 from tests.chaos.harness.load import (
     IDEMPOTENT,
-    UNORDERED,
+    ORDERED_IN_TERM,
     Ack,
     Load,
     assert_kept,
@@ -120,7 +120,7 @@ class Clients:
                 partitions=PARTITIONS,
                 rate_per_second=RATE_PER_SECOND,
             )
-            for variant in (UNORDERED, IDEMPOTENT)
+            for variant in (ORDERED_IN_TERM, IDEMPOTENT)
         }
         self._transactors = [
             Transactor(bootstrap, BY_TRANSACTION, PARTITIONS, number, pause_seconds=PAUSE_SECONDS)
