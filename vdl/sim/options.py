@@ -376,6 +376,16 @@ class Options:
         return BATCH_OVERHEAD + self.records_max * (RECORD_OVERHEAD + self.record_bytes_max)
 
     @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes of batches that a leader appends before the first of them commits; 0: many.
+
+        Fewer than the largest batch has, in every fourth world, so that large batches are held and
+        smaller ones behind them would have room. Loads with a fixed rate need more.
+        """
+        is_few = self.sync_us % 4 == 1 and not (self.link_kib or self.learner_sync_ms)
+        return self.batch_bytes_max // 2 if is_few else 0
+
+    @property
     def ages(self) -> bool:
         """True if clocks become so wrong that the world must hold data they could delete."""
         return bool(self.wrong_clocks or self.clock_steps or self.sleeps)

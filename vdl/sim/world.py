@@ -132,6 +132,7 @@ done. Each of these may wait as long for a checkpoint.
 """
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
 CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
+UNCOMMITTED_BYTES_MAX = HostOptions().uncommitted_bytes_max
 FLOODED_PATIENCE_MS = 60_000
 REST_NS = 3 * S
 """Time without elections after which leaderships are taken to be stable."""
@@ -1264,6 +1265,7 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             command_entries_kept=options.command_entries,
             # Small in every other world, so that entries are applied between two pieces.
             encoded_items_per_turn=3 if options.command_entries % 2 else 500,
+            uncommitted_bytes_max=options.uncommitted_bytes or UNCOMMITTED_BYTES_MAX,
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
             compaction_check_ms=500 if options.keyed else 15_000,
