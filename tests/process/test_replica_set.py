@@ -131,12 +131,47 @@ def test_replica_set_from_before_keeps_records_for_ever(replica_set):
     assert [server.config().kafka.retention_ms for server in found.servers] == [-1] * 3
 
 
-@pytest.mark.parametrize(("count", "base_port"), [(0, 9092), (10, 9092), (3, 80), (3, 65_500)])
-def test_replica_set_impossible_size_or_port_is_refused(tmp_path, count, base_port):
+@pytest.mark.parametrize(
+    ("count", "base_port", "per_host"),
+    [
+        (0, 9092, 0), (10, 9092, 0), (3, 80, 0), (3, 65_500, 0),
+        (49, 9092, 4), (3, 9092, 4), (3, 9092, -1), (12, 65_300, 4),
+    ],
+)  # fmt: skip
+def test_replica_set_impossible_size_or_port_is_refused(tmp_path, count, base_port, per_host):
     """Impossible sizes and ports are refused before anything is written."""
     with pytest.raises(ReplicaSetError):
-        make_replica_set(tmp_path / "set", count=count, base_port=base_port)
+        make_replica_set(tmp_path / "set", count=count, base_port=base_port, per_host=per_host)
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "per_host", "seeds"),
+    [
+        (12, 4, (1, 5, 9)), (6, 2, (1, 3, 5)), (20, 4, (1, 5, 9, 13, 17)), (7, 4, (1, 2, 5)),
+        (2, 1, (1, 2)), (4, 4, (1, 2, 3)),
+    ],
+)  # fmt: skip
+def test_set_with_hosts_begins_with_servers_of_different_hosts(tmp_path, count, per_host, seeds):
+    """All know the same first servers; those of a host share a rack, and no two share a port."""
+    made = make_replica_set(tmp_path / "set", count=count, base_port=BASE_PORT, per_host=per_host)
+    assert find_replica_set(made.directory) == made
+    write_configs(made)
+    configs = [server.config() for server in made.servers]
+    assert {tuple(config.seeds) for config in configs} == {made.seeds} == {seeds}
+    assert [config.rack for config in configs] == [
+        f"host-{number // per_host + 1}" for number in range(count)
+    ]
+    ports = [
+        port for config in configs
+        for port in (
+            config.listeners[0].port, config.peer.listen.port, config.admin.listen.port,
+            config.http.port,
+        )
+    ]  # fmt: skip
+    assert len(set(ports)) == 4 * count
+    own = {config.server_id: config.peer.listen for config in configs}
+    assert all(config.seeds[seed] == own[seed] for config in configs for seed in seeds)
 
 
 @pytest.mark.parametrize("name", ["letter.txt", "1"])

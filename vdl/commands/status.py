@@ -14,7 +14,14 @@ from pathlib import Path
 
 import click
 
-from vdl.commands.checks.cluster_status import ClusterStatus, Group, Partition, Replica, collect
+from vdl.commands.checks.cluster_status import (
+    ClusterStatus,
+    Group,
+    Partition,
+    Replica,
+    Server,
+    collect,
+)
 from vdl.commands.cluster.bootstrap_option import addresses, client_settings
 from vdl.commands.terminal_text import visible_text
 from vdl.kafka.client import Unreachable
@@ -116,9 +123,11 @@ class Shown:
 
 
 def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
-    """Print a summary, the servers, the problems, and the selected partitions."""
+    """Print a summary, racks of several servers, the servers, the problems, and the selected
+    partitions."""
     groups = shown.groups_of(cluster)
-    lines = [_summary(cluster), *_server_table(cluster), *_problem_lines(cluster)]
+    lines = [_summary(cluster), *_host_table(cluster), *_server_table(cluster)]
+    lines += _problem_lines(cluster)
     if groups:
         lines += _group_table(groups)
     left = len(cluster.partitions) - sum(isinstance(group, Partition) for group in groups)
@@ -189,6 +198,29 @@ def _table(columns: Iterable[str], rows: Iterable[list[_Cell | str]]) -> list[st
             shown.append(fill + text if name.startswith(">") else text + fill)
         lines.append(_GAP.join(shown).rstrip())
     return lines
+
+
+def _host_table(cluster: ClusterStatus) -> list[str]:
+    """Return a line for each rack; no table unless some rack has several servers."""
+    racks: dict[str, list[Server]] = {}
+    for server in cluster.servers:
+        if server.rack:
+            racks.setdefault(server.rack, []).append(server)
+    if all(len(servers) == 1 for servers in racks.values()):
+        return []
+    rows: list[list[_Cell | str]] = []
+    for rack, servers in sorted(racks.items()):
+        up = [server for server in servers if not server.problem]
+        color = "green" if len(up) == len(servers) else "yellow" if up else "red"
+        rows.append(
+            [
+                rack,
+                _styled(f"{len(up)} of {len(servers)}", color=color),
+                str(sum(server.replicas for server in up)),
+                str(sum(server.leading for server in up)),
+            ]
+        )
+    return _table(("rack", ">servers up", ">replicas", ">leading"), rows)
 
 
 def _server_table(cluster: ClusterStatus) -> list[str]:

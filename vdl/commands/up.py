@@ -15,10 +15,12 @@ import click
 from ids import ServerId
 from vdl.commands.servers.replica_set import (
     NEW_SET_RETENTION_MS,
+    PEER_PORT_STEP,
     POLL_SECONDS,
     LocalServer,
     ReplicaSet,
     ReplicaSetError,
+    Started,
     check_layout,
     find_replica_set,
     locked,
@@ -30,11 +32,14 @@ from vdl.commands.servers.replica_set import (
     write_configs,
 )
 from vdl.commands.servers.secure_set import secure_replica_set
+from vdl.config.values import Address
 
 SERVERS_DEFAULT = 3
 BASE_PORT_DEFAULT = 9092
 STOP_PATIENCE_SECONDS = 5.0
 EXIT_INTERRUPTED = 130
+ADD_SECONDS = 0.2
+"""Interval at which servers that wait are added."""
 MAKE_OPTIONS = {"--base-port": "PORT=", "--data": "DATA=", "--nodes": "NODES="}
 
 Processes = dict[ServerId, subprocess.Popen[bytes]]
@@ -42,6 +47,10 @@ Processes = dict[ServerId, subprocess.Popen[bytes]]
 
 @click.command()
 @click.option("--nodes", type=int, help=f"Number of servers.  [default: {SERVERS_DEFAULT}]")
+@click.option(
+    "--per-host", type=int, metavar="N",
+    help="Servers of each host: N share a rack, and no two replicas of a partition are on them.",
+)  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), default="data", show_default=True,
     help="Folder of the replica set. An existing set is started again.",
@@ -67,6 +76,7 @@ Processes = dict[ServerId, subprocess.Popen[bytes]]
 def up(
     *,
     nodes: int | None,
+    per_host: int | None,
     data: Path,
     base_port: int | None,
     secure: bool,
@@ -78,15 +88,18 @@ def up(
     It runs in the foreground until ^C. With `--detach` it returns, and starts only servers that do
     not run yet. If a server of an existing set cannot start, the others still do: the command
     prints the reason, and with `--detach` exits with code 1. A new set needs all of its servers.
+
+    With `--per-host` the cluster begins with a server of each host, and the others are added.
     """
     os.umask(0o077)
     check_layout(
         count=SERVERS_DEFAULT if nodes is None else nodes,
         base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
+        per_host=per_host or 0,
     )
     with locked(data):
         is_new = find_replica_set(data) is None
-        replica_set = _open(data, nodes, base_port, is_secure=secure)
+        replica_set = _open(data, nodes, per_host, base_port, is_secure=secure)
         if replica_set.is_secure:
             secure_replica_set(replica_set)
         missing = _missing(replica_set, data, is_detached=detach)
@@ -107,7 +120,10 @@ def up(
                 except ReplicaSetError as error:
                     failed[server.id] = str(error)
             awaited = [server for server in replica_set.servers if server.id not in failed]
+            deadline = time.monotonic() + timeout
             started = wait_until_started(awaited, processes, timeout_seconds=timeout)
+            if replica_set.per_host and started.outside:
+                _add(replica_set, started, processes, deadline)
             failed |= started.failed
             if failed and not started.serving:
                 raise ReplicaSetError(_reasons(failed))
@@ -150,7 +166,52 @@ def down(*, data: Path) -> None:
         click.echo("nothing was running")
 
 
-def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bool) -> ReplicaSet:
+def _add(replica_set: ReplicaSet, started: Started, processes: Processes, deadline: float) -> None:
+    """Add the servers of a set with hosts that wait, and put them where they belong in `started`.
+
+    Those that the cluster has with another data directory go on waiting.
+    """
+    from vdl.commands.checks.waiting_servers import add_waiting  # only a new set needs clients
+    from vdl.commands.cluster.connection import resolve
+
+    connection = resolve(
+        profile=None,
+        bootstrap=replica_set.bootstrap,
+        config=replica_set.client_file if replica_set.is_secure else None,
+    )
+    waiting = {
+        server.id: (server, Address("127.0.0.1", replica_set.port_of(server.id, PEER_PORT_STEP)))
+        for server in replica_set.servers
+        if server.id in started.outside and server.id not in replica_set.seeds
+    }
+    started.outside[:] = set(started.outside) - waiting.keys()
+    while waiting:
+        try:
+            lost = add_waiting(connection, {one: found[1] for one, found in waiting.items()})
+        except click.ClickException:
+            lost = set()  # perhaps the catalog has no leader yet
+        time.sleep(ADD_SECONDS)
+        is_late = time.monotonic() > deadline
+        again = wait_until_started(
+            [server for server, _ in waiting.values()],
+            processes,
+            timeout_seconds=max(ADD_SECONDS, deadline - time.monotonic()),
+        )
+        started.serving.extend(again.serving)
+        started.failed.update(again.failed)
+        over = set(again.outside) if is_late else lost.intersection(again.outside)
+        started.outside.extend(sorted(over))
+        waiting = {one: waiting[one] for one in again.outside if one not in over}
+
+
+def _open(
+    data: Path,
+    nodes: int | None,
+    per_host: int | None,
+    base_port: int | None,
+    *,
+    is_secure: bool,
+) -> ReplicaSet:
     """Return the set in `data`, made if there is none. Options cannot change a recorded set."""
     found = find_replica_set(data)
     if found is None:
@@ -160,6 +221,7 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
             base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
             is_secure=is_secure,
             retention_ms=NEW_SET_RETENTION_MS,
+            per_host=per_host or 0,
         )
     if is_secure and not found.is_secure:
         raise ReplicaSetError(
@@ -170,6 +232,10 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
     if nodes not in {None, count}:
         raise ReplicaSetError(
             f"the replica set in {data} has {count} servers, not {nodes} ({_option('--nodes')})"
+        )
+    if per_host not in {None, found.per_host}:
+        raise ReplicaSetError(
+            f"the replica set in {data} has {found.per_host or 'no'} servers a host, not {per_host}"
         )
     if base_port not in {None, found.base_port}:
         raise ReplicaSetError(

@@ -3,7 +3,8 @@
 Each partition first gets its preferred leader: the server with the fewest preferred leaders, so
 that leaders are distributed. Followers come next: servers on machines (racks) without a replica
 yet, then the others, the least loaded first. Servers that are down are used only if there are not
-enough others. Ties go to the next server in id order, so the outcome is a function of the inputs.
+enough others, or no other on such a machine. Ties go to the next server in id order, so the outcome
+is a function of the inputs.
 
 Does not depend on topics, or on a server's properties other than id and rack.
 """

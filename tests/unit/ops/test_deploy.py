@@ -108,10 +108,24 @@ def test_deploy_containers_have_no_right_that_they_do_not_need():
 
 def test_deploy_supervisors_wait_until_a_stop_is_given_up():
     """A server is killed only when it has failed to stop by itself."""
-    unit = next((ROOT / "deploy" / "systemd").glob("*.service")).read_text()
+    units = [unit.read_text() for unit in (ROOT / "deploy" / "systemd").glob("*.service")]
     compose = (ROOT / "deploy" / "compose.yaml").read_text()
     patience = [
-        int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1]),
+        *(int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1]) for unit in units),
         int(re.search(r"^ +stop_grace_period: (\d+)s$", compose, re.MULTILINE)[1]),
     ]
     assert min(patience) > stop_seconds_max(Config()) + 1
+
+
+def test_deploy_unit_of_several_servers_differs_in_what_is_of_one_server():
+    """Both units have the same rights and limits; the template names each server's files."""
+    folder = ROOT / "deploy" / "systemd"
+    single, template = (
+        {line for line in (folder / name).read_text().splitlines() if not line.startswith("#")}
+        for name in ("vdl.service", "vdl@.service")
+    )
+    own = {line for line in template - single if "%i" in line}
+    assert template - single - own == {"Slice=vdl.slice"}
+    assert {line.split("=")[0] for line in own} == {
+        line.split("=")[0] for line in single - template
+    }

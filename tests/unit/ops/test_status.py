@@ -128,3 +128,21 @@ def test_status_with_a_file_that_is_no_clients_properties_is_refused(tmp_path, c
     file.write_text("# a server\n[server]\nid = 1\n")
     assert run_app(["status", "--bootstrap", "127.0.0.1:1", "--config", str(file)]) == 2
     assert "'[server]' is not a client property of the form name=value" in capsys.readouterr().err
+
+
+def test_racks_of_several_servers_have_a_line_each(capsys):
+    """A host that runs several servers is seen as one; racks of one server add nothing."""
+    servers = [
+        Server(number, f"a:{number}", rack=f"h{number // 3}", replicas=10, leading=number)
+        for number in range(1, 6)
+    ]
+    servers[3].problem = "Connection refused"
+    print_tables(ClusterStatus("c", servers), Shown())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["rack", "servers", "up", "replicas", "leading"],
+        ["h0", "2", "of", "2", "20", "3"],
+        ["h1", "2", "of", "3", "20", "8"],
+    ]
+    print_tables(ClusterStatus("c", servers[1:3]), Shown())
+    assert "servers up" not in capsys.readouterr().out

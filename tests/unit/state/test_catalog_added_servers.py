@@ -343,6 +343,26 @@ def test_substitute_is_on_a_server_that_is_there_before_one_on_another_rack() ->
     assert _servers(catalog, group) == [1, 2]
 
 
+def test_drain_keeps_the_replicas_of_a_partition_on_different_racks() -> None:
+    """Of three hosts with three servers each, every added server is drained, one after another."""
+    catalog = Catalog("c", coordinator_groups=2, initial_voters=INITIAL)
+    racks = {server: f"host-{server % 3}" for server in range(1, 10)}
+    for server, rack in racks.items():
+        directory = INITIAL.get(ServerId(server), DirectoryId(bytes([64 + server]) * 16))
+        if server not in INITIAL:
+            _admit(catalog, server, directory)
+        _register(catalog, server, directory, rack)
+    topic = commands.NewTopic("t", bytes(16), partitions=30, replication_factor=3)
+    groups = _apply(catalog, commands.CreateTopics([topic])).topics[0].group_ids
+    for server in range(4, 10):
+        directory = catalog.added[ServerId(server)].directory_id
+        _apply(catalog, commands.DecommissionServer(server, directory, is_leaving=True))
+        _apply(catalog, commands.DrainServers(list(racks), 1_000, 0))
+        for group in groups:
+            assert len({racks[one] for one in _servers(catalog, group)}) == 3
+    assert {one for group in groups for one in _servers(catalog, group)} == {1, 2, 3}
+
+
 def test_reassignment_that_keeps_a_leaving_server_needs_room_without_it() -> None:
     """More replicas than servers that stay could never leave it."""
     catalog = _grown()

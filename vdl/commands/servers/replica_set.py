@@ -1,7 +1,7 @@
 """A replica set on this machine: its folder, its ports, its processes.
 
 ```
-DIR/replica_set.toml    number of servers and first port
+DIR/replica_set.toml    number of servers, first port, servers of a host
 DIR/<id>/vdl.toml       the server's configuration; written once, then the user's to edit
 DIR/<id>/store/         its data directory
 DIR/<id>/server.pid     its process id, while it runs
@@ -11,7 +11,11 @@ DIR/first_users         of such a set: credentials that its first user's passwor
 DIR/client.properties   of such a set: that user's client settings, password included
 ```
 Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 and 30 above it for
-peers, administration and metrics.
+peers, administration and metrics; of more than nine servers 100, 200 and 300 above it.
+
+A set with `per_host` is what so many servers on each of several hosts are: the servers of a host
+share a rack. The cluster begins with a server of each host, and `vdl up` adds the others to it, so
+that the catalog and the coordinators have few replicas, on different hosts.
 
 A process id counts only while that process runs `vdl serve` with exactly this configuration file:
 no unrelated process may be ended. A command that starts or stops the set holds a lock on its
@@ -41,8 +45,12 @@ from vdl.commands.servers.pid_file import is_server_process, read_pid, remove_pi
 from vdl.config.settings import Config, load_config
 from vdl.config.values import Address
 from vdl.logstream.group.retention import FOREVER
+from vdl.state.added_servers import INITIAL_VOTERS_MIN
 
 SERVERS_MAX = 9
+"""Limit of a set that is not divided into hosts: each of its servers votes on the catalog."""
+HOSTED_SERVERS_MAX = 48
+SEEDS_MAX = 5
 RECORD = "replica_set.toml"
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
@@ -111,6 +119,29 @@ class ReplicaSet:
     retention_ms: int = FOREVER
     """`log.retention.ms` of its servers' files, as it was when the set was made. It is recorded so
     that a server file that is written again gets the same value."""
+    per_host: int = 0
+    """Servers of each host; 0: the set is not divided into hosts."""
+
+    @property
+    def seeds(self) -> tuple[ServerId, ...]:
+        """Servers with which the cluster begins: all, or a server of each host in turn, until they
+        are enough."""
+        ids = [server.id for server in self.servers]
+        if not self.per_host:
+            return tuple(ids)
+        hosts = -(-len(ids) // self.per_host)
+        enough = SEEDS_MAX if hosts >= SEEDS_MAX else INITIAL_VOTERS_MIN
+        by_turn = sorted(ids, key=lambda server: ((server - 1) % self.per_host, server))
+        return tuple(sorted(by_turn[:enough]))
+
+    def host_of(self, server_id: ServerId) -> str:
+        """Return the name of a server's host; empty if the set is not divided into hosts."""
+        return f"host-{(server_id - 1) // self.per_host + 1}" if self.per_host else ""
+
+    def port_of(self, server_id: ServerId, step: int = 0) -> int:
+        """Return a port of a server: for clients, or for what `step` stands for."""
+        factor = 10 if len(self.servers) > SERVERS_MAX else 1
+        return self.base_port + server_id - 1 + step * factor
 
     @property
     def client_file(self) -> Path:
@@ -178,11 +209,13 @@ def find_replica_set(directory: Path) -> ReplicaSet | None:
         count, base_port = int(recorded["servers"]), int(recorded["base_port"])
         is_secure = recorded.get("secure", False) is True
         retention_ms = int(recorded.get("retention_ms", FOREVER))
+        per_host = int(recorded.get("per_host", 0))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReplicaSetError(f"cannot read {file}: {error}") from error
-    return _replica_set(directory, count, base_port, is_secure=is_secure, retention_ms=retention_ms)
+    servers = _servers(directory, count)
+    return ReplicaSet(directory.resolve(), base_port, servers, is_secure, retention_ms, per_host)
 
 
 def make_replica_set(
@@ -192,9 +225,10 @@ def make_replica_set(
     base_port: int,
     is_secure: bool = False,
     retention_ms: int = FOREVER,
+    per_host: int = 0,
 ) -> ReplicaSet:
     """Lay out a new set. Raises ReplicaSetError."""
-    check_layout(count=count, base_port=base_port)
+    check_layout(count=count, base_port=base_port, per_host=per_host)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         strange = _strange_entry(directory, count)
@@ -209,9 +243,11 @@ def make_replica_set(
         f"# Written by `vdl up`: the replica set in this folder.\n"
         f"servers = {count}\nbase_port = {base_port}\n"
         + "secure = true\n" * is_secure
-        + f"retention_ms = {retention_ms}\n" * (retention_ms != FOREVER),
+        + f"retention_ms = {retention_ms}\n" * (retention_ms != FOREVER)
+        + f"per_host = {per_host}\n" * bool(per_host),
     )
-    return _replica_set(directory, count, base_port, is_secure=is_secure, retention_ms=retention_ms)
+    servers = _servers(directory, count)
+    return ReplicaSet(directory.resolve(), base_port, servers, is_secure, retention_ms, per_host)
 
 
 def _strange_entry(directory: Path, count: int) -> str:
@@ -243,14 +279,20 @@ def _has_room_for_a_server(folder: Path) -> bool:
     )
 
 
-def check_layout(*, count: int, base_port: int) -> None:
+def check_layout(*, count: int, base_port: int, per_host: int = 0) -> None:
     """Raise ReplicaSetError for an impossible number of servers or port."""
-    if not 1 <= count <= SERVERS_MAX:
+    if per_host and not 1 <= per_host <= count:
+        raise ReplicaSetError(f"{per_host} servers a host are not possible with {count} servers")
+    most = HOSTED_SERVERS_MAX if per_host else SERVERS_MAX
+    if not 1 <= count <= most:
         raise ReplicaSetError(
-            f"{count} servers are not possible: a replica set on one machine has 1 to {SERVERS_MAX}"
+            f"{count} servers are not possible: a replica set on one machine has 1 to {most}"
+            + f", or with --per-host to {HOSTED_SERVERS_MAX}" * (not per_host)
         )
-    if not 1_024 <= base_port <= 65_535 - HTTP_PORT_STEP - SERVERS_MAX:
-        raise ReplicaSetError(f"base port {base_port} is not possible: expected 1024 to 65496")
+    steps = HTTP_PORT_STEP * (10 if count > SERVERS_MAX else 1)
+    last = 65_535 - steps - max(count, SERVERS_MAX)
+    if not 1_024 <= base_port <= last:
+        raise ReplicaSetError(f"base port {base_port} is not possible: expected 1024 to {last}")
 
 
 def _write_file(path: Path, text: str) -> None:
@@ -269,14 +311,11 @@ def _write_file(path: Path, text: str) -> None:
         raise ReplicaSetError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _replica_set(
-    directory: Path, count: int, base_port: int, *, is_secure: bool, retention_ms: int
-) -> ReplicaSet:
+def _servers(directory: Path, count: int) -> tuple[LocalServer, ...]:
     root = directory.resolve()
-    servers = tuple(
+    return tuple(
         LocalServer(number, root / str(number)) for number in map(ServerId, range(1, count + 1))
     )
-    return ReplicaSet(root, base_port, servers, is_secure, retention_ms)
 
 
 def write_configs(replica_set: ReplicaSet) -> None:
@@ -298,9 +337,9 @@ def write_configs(replica_set: ReplicaSet) -> None:
 
 def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
     """Return the configuration of one server of a set on loopback."""
-    count, base_port = len(replica_set.servers), replica_set.base_port
     is_secure, retention_ms = replica_set.is_secure, replica_set.retention_ms
-    port = base_port + server_id - 1
+    port_of, seeds = replica_set.port_of, replica_set.seeds
+    host = replica_set.host_of(server_id)
     protocol = "SASL_SSL" if is_secure else "PLAINTEXT"
     lines = [
         "# Written once by `vdl up`; may be edited. docs/configure.md has every key.",
@@ -308,16 +347,17 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
         "[server]",
         f"id = {server_id}",
         'data_dir = "store"',
+        *([f'rack = "{host}"'] if host else []),
         "",
         "[[listeners]]",
         f'name = "{protocol}"',
-        f'listen = "127.0.0.1:{port}"',
+        f'listen = "127.0.0.1:{port_of(server_id)}"',
         "",
         "[admin]",
-        f'listen = "127.0.0.1:{port + ADMIN_PORT_STEP}"',
+        f'listen = "127.0.0.1:{port_of(server_id, ADMIN_PORT_STEP)}"',
         "",
         "[http]",
-        f'listen = "127.0.0.1:{port + HTTP_PORT_STEP}"',
+        f'listen = "127.0.0.1:{port_of(server_id, HTTP_PORT_STEP)}"',
     ]
     if not is_secure:
         lines += ['console = "loopback"  # docs/console.md']
@@ -342,12 +382,11 @@ def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
             f"log.retention.ms = {retention_ms}  # -1: no limit; overridden by retention.ms of "
             "a topic"
         ]
-    if count > 1:
+    if server_id not in seeds:
+        lines += ["", "[peer]", f'listen = "127.0.0.1:{port_of(server_id, PEER_PORT_STEP)}"']
+    if len(replica_set.servers) > 1:
         lines += ["", "[cluster.seeds]"]
-        lines += [
-            f'{number} = "127.0.0.1:{base_port + number - 1 + PEER_PORT_STEP}"'
-            for number in map(ServerId, range(1, count + 1))
-        ]
+        lines += [f'{number} = "127.0.0.1:{port_of(number, PEER_PORT_STEP)}"' for number in seeds]
     return "\n".join(lines) + "\n"
 
 
