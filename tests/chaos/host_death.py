@@ -7,8 +7,7 @@ acks=all all the time, while every server of one host gets SIGKILL at one moment
 partition how long after that a record is acknowledged that was sent after it, and the longest time
 without an acknowledgement. Exits with 1 if two replicas of a partition were on one host, or if an
 acknowledged record is lost or stored twice. Times are printed and not judged: they depend on the
-machine.
-`make host-death`.
+machine. `make host-death`.
 
 Does not depend on how servers are placed or elected.
 """

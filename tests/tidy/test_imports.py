@@ -13,6 +13,7 @@ PACKAGES = ("ids", "raft", "segments", "rpc", "vdl")
 LAYERS: list[tuple[str, ...]] = [
     ("vdl.cli",),
     ("vdl.commands",),
+    ("vdl.commands.changes",),
     ("vdl.commands.checks", "vdl.commands.measurement", "vdl.commands.tools"),
     ("vdl.commands.records", "vdl.commands.resources"),
     ("vdl.commands.cluster", "vdl.commands.servers"),

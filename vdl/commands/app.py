@@ -26,6 +26,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Say why something is as it is, and what to do.",
     ),
     "member": ("vdl.commands.member", "member", "Show, add and remove servers of a cluster."),
+    "balance": (
+        "vdl.commands.balance",
+        "balance",
+        "Spread replicas and leaderships over servers, hosts and disks.",
+    ),
+    "plan": ("vdl.commands.plan", "plan", "Show what a change would do, step by step."),
     "serve": ("", "", "Run one server."),
     "cert": ("vdl.commands.cert", "cert", "Make and revoke the certificates of a replica set."),
     "acl": ("vdl.commands.acl", "acl", "Manage access control lists."),

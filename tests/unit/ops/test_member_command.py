@@ -8,8 +8,8 @@ import pytest
 
 from ids import ServerId
 from rpc.admin import Member, MemberChanged
-from vdl.commands import member
 from vdl.commands.app import run_app
+from vdl.commands.changes import member_changes
 
 
 class Client:
@@ -38,8 +38,8 @@ def test_removal_without_a_terminal_says_once_what_blocks_it(
     def call(connection: object, ask: Callable[[Client], object], **_: object) -> object:
         return ask(client)
 
-    monkeypatch.setattr(member, "call_servers", call)
-    monkeypatch.setattr(member, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(member_changes, "call_servers", call)
+    monkeypatch.setattr(member_changes, "POLL_SECONDS", 0)
     assert run_app(["member", "remove", "4", "--bootstrap", "127.0.0.1:1"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [

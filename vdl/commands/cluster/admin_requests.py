@@ -26,6 +26,9 @@ from vdl.kafka.security.client_settings import (
     parse_client_settings,
 )
 
+REQUEST_SECONDS = 5.0
+"""Time without an answer after which the next server is asked."""
+
 Result = TypeVar("Result")
 
 
@@ -95,14 +98,21 @@ def _settings(where: Connection) -> ClientSettings:
         raise click.BadParameter(str(error), param_hint="--config") from None
 
 
-def with_client(connection: Connection, use: Callable[[KafkaClient], Result]) -> Result:
+def with_client(
+    connection: Connection,
+    use: Callable[[KafkaClient], Result],
+    *,
+    timeout_seconds: float = REQUEST_SECONDS,
+) -> Result:
     """Return the result of `use` with the first server that answers. Raises
     click.ClickException."""
     settings = _settings(connection)
     problems = []
     for address in addresses(connection.bootstrap):
         try:
-            with KafkaClient(address.host, address.port, settings=settings) as client:
+            with KafkaClient(
+                address.host, address.port, settings=settings, timeout_seconds=timeout_seconds
+            ) as client:
                 return use(client)
         except (Unreachable, ClientSettingsError) as error:
             problems.append(str(error))

@@ -20,9 +20,11 @@ from vdl.kafka.wire.runtime import (
     read_uvarint,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
     take_count,
     take_string,
+    write_uvarint,
 )
 
 API_KEY = 43
@@ -30,14 +32,17 @@ NAME = "ElectLeaders"
 MIN_VERSION = 0
 MAX_VERSION = 2
 FLEXIBLE_FROM = 2
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (2,)
 
 _read_bB = Struct(">bB").unpack_from
 _read_bi = Struct(">bi").unpack_from
 _read_i = Struct(">i").unpack_from
 _read_iB = Struct(">iB").unpack_from
+_read_ih = Struct(">ih").unpack_from
+_pack_b = Struct(">b").pack
 _pack_i = Struct(">i").pack
 _pack_ih = Struct(">ih").pack
+_pack_ix = Struct(">ix").pack
 _iter_i = Struct(">i").iter_unpack
 
 
@@ -173,6 +178,64 @@ def _decode_request_v2(view: memoryview, budget: int) -> ElectLeadersRequest:
     return ElectLeadersRequest(election_type0, topic_partitions0, timeout_ms0)
 
 
+def _encode_request_v2(message: ElectLeadersRequest) -> list[Buffer]:
+    out = bytearray()
+    topic_partitions0 = message.topic_partitions
+    n = -1 if topic_partitions0 is None else len(topic_partitions0)
+    out += _pack_b(message.election_type)
+    if n < 127:
+        out.append(n + 1)
+    else:
+        out += write_uvarint(n + 1)
+    if topic_partitions0:
+        for topic_partitions1 in topic_partitions0:
+            out += put_compact_string(topic_partitions1.topic)
+            partitions1 = topic_partitions1.partitions
+            out += put_compact_count(len(partitions1))
+            out += b"".join(map(_pack_i, partitions1))
+            out.append(0)
+    out += _pack_ix(message.timeout_ms)
+    return [out]
+
+
+def _decode_response_v2(view: memoryview, budget: int) -> ElectLeadersResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    n, pos, budget = take_compact_count(view, pos, size, budget, 3, "ReplicaElectionResults")
+    replica_election_results0 = []
+    for _ in range(n):
+        topic1, pos, budget = take_compact_string(view, pos, size, budget, "Topic")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 8, "PartitionResult")
+        partition_result1 = []
+        for _ in range(n):
+            partition_id2, error_code2 = _read_ih(view, pos)
+            pos += 6
+            error_message2, pos, budget = take_compact_nullable_string(
+                view, pos, size, budget, "ErrorMessage"
+            )
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            partition_result1.append(PartitionResult(partition_id2, error_code2, error_message2))
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        replica_election_results0.append(ReplicaElectionResult(topic1, partition_result1))
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return ElectLeadersResponse(throttle_time_ms0, error_code0, replica_election_results0)
+
+
 def _encode_response_v0(message: ElectLeadersResponse) -> list[Buffer]:
     out = bytearray()
     if message.error_code:
@@ -228,6 +291,14 @@ decode_request = decoder(
     (0, 0, _decode_request_v0),
     (1, 1, _decode_request_v1),
     (2, 2, _decode_request_v2),
+)
+encode_request = encoder(
+    "ElectLeadersRequest",
+    (2, 2, _encode_request_v2),
+)
+decode_response = decoder(
+    "ElectLeadersResponse",
+    (2, 2, _decode_response_v2),
 )
 encode_response = encoder(
     "ElectLeadersResponse",

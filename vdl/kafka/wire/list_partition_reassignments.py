@@ -16,7 +16,9 @@ from vdl.kafka.wire.runtime import (
     read_uvarint,
     skip_tagged_fields,
     take_compact_count,
+    take_compact_nullable_string,
     take_compact_string,
+    write_uvarint,
 )
 
 API_KEY = 46
@@ -24,9 +26,11 @@ NAME = "ListPartitionReassignments"
 MIN_VERSION = 0
 MAX_VERSION = 0
 FLEXIBLE_FROM = 0
-CLIENT_VERSIONS: tuple[int, ...] = ()
+CLIENT_VERSIONS: tuple[int, ...] = (0,)
 
+_read_i = Struct(">i").unpack_from
 _read_iB = Struct(">iB").unpack_from
+_read_ih = Struct(">ih").unpack_from
 _pack_i = Struct(">i").pack
 _pack_ih = Struct(">ih").pack
 _iter_i = Struct(">i").iter_unpack
@@ -113,6 +117,82 @@ def _decode_request_v0(view: memoryview, budget: int) -> ListPartitionReassignme
     return ListPartitionReassignmentsRequest(timeout_ms0, topics0)
 
 
+def _encode_request_v0(message: ListPartitionReassignmentsRequest) -> list[Buffer]:
+    out = bytearray()
+    topics0 = message.topics
+    n = -1 if topics0 is None else len(topics0)
+    out += _pack_i(message.timeout_ms)
+    if n < 127:
+        out.append(n + 1)
+    else:
+        out += write_uvarint(n + 1)
+    if topics0:
+        for list_partition_reassignments_topics1 in topics0:
+            out += put_compact_string(list_partition_reassignments_topics1.name)
+            partition_indexes1 = list_partition_reassignments_topics1.partition_indexes
+            out += put_compact_count(len(partition_indexes1))
+            out += b"".join(map(_pack_i, partition_indexes1))
+            out.append(0)
+    out.append(0)
+    return [out]
+
+
+def _decode_response_v0(view: memoryview, budget: int) -> ListPartitionReassignmentsResponse:
+    pos = 0
+    size = len(view)
+    throttle_time_ms0, error_code0 = _read_ih(view, pos)
+    pos += 6
+    error_message0, pos, budget = take_compact_nullable_string(
+        view, pos, size, budget, "ErrorMessage"
+    )
+    n, pos, budget = take_compact_count(view, pos, size, budget, 3, "Topics")
+    topics0 = []
+    for _ in range(n):
+        name1, pos, budget = take_compact_string(view, pos, size, budget, "Name")
+        n, pos, budget = take_compact_count(view, pos, size, budget, 8, "Partitions")
+        partitions1 = []
+        for _ in range(n):
+            partition_index2 = _read_i(view, pos)[0]
+            pos += 4
+            n, pos, budget = take_compact_count(view, pos, size, budget, 4, "Replicas")
+            end = pos + n * 4
+            replicas2 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n, pos, budget = take_compact_count(view, pos, size, budget, 4, "AddingReplicas")
+            end = pos + n * 4
+            adding_replicas2 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n, pos, budget = take_compact_count(view, pos, size, budget, 4, "RemovingReplicas")
+            end = pos + n * 4
+            removing_replicas2 = [x for x, in _iter_i(view[pos:end])]
+            pos = end
+            n = view[pos]
+            pos += 1
+            if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
+                pos = skip_tagged_fields(view, pos, n, size)
+            partitions1.append(
+                OngoingPartitionReassignment(
+                    partition_index2, replicas2, adding_replicas2, removing_replicas2
+                ),
+            )
+        n = view[pos]
+        pos += 1
+        if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
+            pos = skip_tagged_fields(view, pos, n, size)
+        topics0.append(OngoingTopicReassignment(name1, partitions1))
+    n = view[pos]
+    pos += 1
+    if n:
+        pos = skip_tagged_fields(view, pos, n, size)
+    return ListPartitionReassignmentsResponse(
+        throttle_time_ms0, error_code0, error_message0, topics0
+    )
+
+
 def _encode_response_v0(message: ListPartitionReassignmentsResponse) -> list[Buffer]:
     out = bytearray()
     out += _pack_ih(message.throttle_time_ms, message.error_code)
@@ -143,6 +223,14 @@ def _encode_response_v0(message: ListPartitionReassignmentsResponse) -> list[Buf
 decode_request = decoder(
     "ListPartitionReassignmentsRequest",
     (0, 0, _decode_request_v0),
+)
+encode_request = encoder(
+    "ListPartitionReassignmentsRequest",
+    (0, 0, _encode_request_v0),
+)
+decode_response = decoder(
+    "ListPartitionReassignmentsResponse",
+    (0, 0, _decode_response_v0),
 )
 encode_response = encoder(
     "ListPartitionReassignmentsResponse",
