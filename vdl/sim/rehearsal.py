@@ -41,7 +41,7 @@ PARTITIONS_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is rehearsed. Servers have their own ids; `replicas` and `moves` are by partition."""
+    """Subject of a rehearsal, with the ids of the live servers. Replicas are by partition."""
 
     initial: Sequence[ServerId]
     added: Sequence[ServerId]

@@ -5,6 +5,8 @@ import inspect
 
 import pytest
 
+from vdl.commands.cluster.admin_requests import admin_settings
+from vdl.commands.cluster.connection import resolve
 from vdl.commands.servers.replica_set import make_replica_set
 from vdl.commands.servers.secure_set import secure_replica_set
 from vdl.kafka.security import client_settings
@@ -53,3 +55,14 @@ def test_settings_that_a_secure_set_writes_are_taken(tmp_path):
     made = make_replica_set(tmp_path / "set", count=1, base_port=21_000, is_secure=True)
     secure_replica_set(made)
     assert read_client_settings(made.client_file).protocol is SecurityProtocol.SASL_SSL
+
+
+def test_file_that_a_secure_set_writes_opens_kafka_and_admin_ports(tmp_path):
+    """`vdl member --config` accepts it, too, with the lines for clients in Java."""
+    made = make_replica_set(tmp_path / "set", count=1, base_port=21_000, is_secure=True)
+    secure_replica_set(made)
+    where = resolve(profile=None, bootstrap="127.0.0.1:21000", config=made.client_file)
+    found = admin_settings(where)
+    assert found.protocol is SecurityProtocol.SASL_SSL
+    assert found.user == "admin"
+    assert found.admin_files().certificate.name == "admin.pem"

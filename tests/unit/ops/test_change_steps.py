@@ -158,7 +158,7 @@ def test_copy_of_the_catalog_has_the_moves_in_progress() -> None:
     assert not plan.blocked
     balanced = _planner(live).balance()
     assert ("t", 0) not in {change.where for change in balanced.changes}
-    assert balanced.notes[0].startswith("1 partitions are left as they are")
+    assert balanced.notes[0].startswith("1 partition left as before: moving")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_disk_that_is_too_full_gives_and_takes_nothing() -> None:
 
 
 def test_fixed_partitions_and_servers_that_are_away_stay_as_they_are() -> None:
-    """What moves already, and what is on a server that is down, counts and stays."""
+    """Partitions that move already, and replicas on a server that is down, count and stay."""
     racks = {1: "", 2: "", 3: ""}
     partitions = [Placed(("t", n), (1, 2, 9), GB, is_fixed=n < 4) for n in range(6)]
     plan = balance(_rooms(racks), partitions, racks=racks)

@@ -344,7 +344,7 @@ def test_substitute_is_on_a_server_that_is_there_before_one_on_another_rack() ->
 
 
 def test_drain_keeps_the_replicas_of_a_partition_on_different_racks() -> None:
-    """Of three hosts with three servers each, every added server is drained, one after another."""
+    """All added servers of three hosts are drained, one after another."""
     catalog = Catalog("c", coordinator_groups=2, initial_voters=INITIAL)
     racks = {server: f"host-{server % 3}" for server in range(1, 10)}
     for server, rack in racks.items():

@@ -22,6 +22,7 @@ from vdl.commands.output import fail, progress, say
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import alter_partition_reassignments as alter
 from vdl.kafka.wire.elect_leaders import ElectLeadersRequest, TopicPartitions
+from vdl.server.problem import counted
 from vdl.state.balance import Change, Where
 
 ELECT_LEADERS, ALTER_PARTITION_REASSIGNMENTS = 43, 45
@@ -35,7 +36,7 @@ _NOT_ELECTED = {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED}
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was carried out."""
+    """Moves that were carried out."""
 
     partitions: int
     moved_bytes: int
@@ -57,7 +58,7 @@ def execute(connection: Connection, steps: Sequence[Step], *, rate: int) -> Done
             live = read_cluster(connection)
             planner = Planner(live, rate=rate)
             now = [one for one in map(planner.anew, step.changes) if one.before != one.after]
-            blocked = {one.where: why for one in now if (why := planner.why_not_now(one))}
+            blocked = {one.where: why for one in now if (why := planner.why_not_begun(one))}
             if blocked:
                 fail(f"stopped before a step that cannot be taken now: {_named(blocked)}")
             alter_reassignments(connection, {one.where: one.after for one in now})
@@ -145,7 +146,7 @@ def _wait(connection: Connection, wheres: Collection[Where], rate: int) -> None:
             planner = Planner(read_cluster(connection), rate=rate)
             text = _named({w: planner.why_kept(w) for w in sorted(moving)[:SHOWN_MAX]})
             if text != told_last:
-                say(f"{len(moving)} partitions left; {text}", err=True)
+                say(f"{counted(len(moving), 'partition')} left; {text}", err=True)
                 told_last = text
         time.sleep(POLL_SECONDS)
 

@@ -15,7 +15,7 @@ from ids import GroupId, ServerId
 from rpc.admin import Member
 from rpc.errors import AdminError
 from vdl.commands.checks.cluster_status import Server, collect_answers
-from vdl.commands.cluster.admin_requests import check, own_client_settings, with_client
+from vdl.commands.cluster.admin_requests import admin_settings, check, with_client
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import fail
@@ -97,7 +97,7 @@ class LiveCluster:
 def read_cluster(connection: Connection) -> LiveCluster:
     """Return the placement of a cluster. Raises click.ClickException."""
     try:
-        settings = own_client_settings(connection.properties, connection.source, connection.folder)
+        settings = admin_settings(connection)
         members: dict[ServerId, list[Member]] = {}
         disks: dict[ServerId, Any] = {}
 

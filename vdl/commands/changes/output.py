@@ -16,6 +16,7 @@ from vdl.commands.changes.steps import Plan, told
 from vdl.commands.output import say, table
 from vdl.config.values import parse_size
 from vdl.logstream.options import HostOptions
+from vdl.server.problem import counted
 from vdl.state.balance import Change
 
 if TYPE_CHECKING:
@@ -182,8 +183,8 @@ def print_done(done: Done) -> None:
     """Print what was carried out, and at which rate."""
     rate = size(int(done.moved_bytes / done.seconds)) if done.seconds else "-"
     say(
-        f"{done.partitions} partitions changed, {size(done.moved_bytes)} in {done.seconds:.1f} s "
-        f"({rate} a second); {done.elected} leaders elected"
+        f"{counted(done.partitions, 'partition')} changed, {size(done.moved_bytes)} in "
+        f"{done.seconds:.1f} s ({rate} a second); {done.elected} leaders elected"
     )
     if done.not_elected:
         say(f"their preferred leader follows when it can: {', '.join(done.not_elected)}")

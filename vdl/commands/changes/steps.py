@@ -22,6 +22,7 @@ from ids import GroupId, ServerId
 from vdl.commands.changes.catalog_copy import LEAVING, WAITING, CatalogCopy
 from vdl.commands.changes.live_cluster import LiveCluster, LiveServer
 from vdl.logstream.membership.added_servers import MOVES_MAX
+from vdl.server.problem import counted
 from vdl.state.balance import FILL_MAX, Change, Placed, ServerRoom, Where, balance, shared_hosts
 from vdl.state.commands import DrainServers
 
@@ -175,6 +176,12 @@ class Planner:
         then."""
         return self._why(change, new) or self._why_unsafe(change)
 
+    def why_not_begun(self, change: Change) -> str:
+        """Return why a move cannot be asked for; empty if it can."""
+        if self._live.partitions[change.where].moving is not None:
+            return "it is being moved already"
+        return self.why_not_now(change)
+
     def anew(self, change: Change) -> Change:
         """Return the change from what a partition's replicas are now."""
         partition = self._live.partitions.get(change.where)
@@ -223,8 +230,8 @@ class Planner:
         left = sum(one.is_fixed for one in placed)
         if left:
             plan.notes.append(
-                f"{left} partitions are left as they are: they are moving, have no leader, or are "
-                "on a server that is being removed"
+                f"{counted(left, 'partition')} left as before: moving, without a leader, or on a "
+                "server that is being removed"
             )
         down = sorted(s for s, one in live.servers.items() if not one.is_up and s not in new)
         down = [s for s in down if live.servers[s].member.standing != WAITING]
@@ -314,14 +321,14 @@ class Planner:
         shared = [c.where for c in plan.changes if shared_hosts(c.after, racks)]
         if shared:
             plan.notes.append(
-                f"{len(shared)} partitions, such as {told(shared[0])}, have several replicas on "
-                "one host afterwards"
+                f"{counted(len(shared), 'partition')}, such as {told(shared[0])}, with several "
+                "replicas on one host afterwards"
             )
         single = [c.where for c in plan.changes if len(c.before) == 1]
         if single:
             plan.notes.append(
-                f"{len(single)} partitions, such as {told(single[0])}, have one replica: they have "
-                "one durable copy before, and one after"
+                f"{counted(len(single), 'partition')}, such as {told(single[0])}, with one "
+                "replica: one durable copy before, and one after"
             )
         more: Counter[ServerId] = Counter()
         for change in plan.changes:

@@ -12,7 +12,7 @@ from vdl.commands.checks.cluster_status import (
     DESCRIBE_CLUSTER_KEY,
     find_admin,
 )
-from vdl.commands.cluster.admin_requests import own_client_settings
+from vdl.commands.cluster.admin_requests import admin_settings
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import fail
@@ -39,7 +39,7 @@ def call_servers(
     """
     problems: dict[str, None] = {}
     try:
-        settings = own_client_settings(connection.properties, connection.source, connection.folder)
+        settings = admin_settings(connection)
         for server_id, client in _admin_clients(connection, settings, problems):
             try:
                 with client:

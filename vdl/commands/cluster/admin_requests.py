@@ -29,6 +29,9 @@ from vdl.kafka.security.client_settings import (
 REQUEST_SECONDS = 5.0
 """Time without an answer after which the next server is asked."""
 
+_OWN = "vdl."
+"""Beginning of the names of properties that no other client knows."""
+
 Result = TypeVar("Result")
 
 
@@ -86,6 +89,16 @@ def own_client_settings(
             " names with passwords",
         )  # fmt: skip
     return parse_client_settings(properties, source, folder)
+
+
+def admin_settings(where: Connection) -> ClientSettings:
+    """Return how connections to Kafka and admin ports are secured. Raises ClientSettingsError.
+
+    The file may serve clients in Java, too, as that of `vdl up --secure` does.
+    """
+    translated = librdkafka_properties(where.properties, where.source, where.folder)
+    own = {name: text for name, text in where.properties.items() if name.startswith(_OWN)}
+    return own_client_settings({**translated, **own}, where.source, where.folder)
 
 
 def _settings(where: Connection) -> ClientSettings:

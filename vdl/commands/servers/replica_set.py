@@ -13,8 +13,8 @@ DIR/client.properties   of such a set: that user's client settings, password inc
 Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 and 30 above it for
 peers, administration and metrics; of more than nine servers 100, 200 and 300 above it.
 
-A set with `per_host` is what so many servers on each of several hosts are: the servers of a host
-share a rack. The cluster begins with a server of each host, and `vdl up` adds the others to it, so
+A set with `per_host` stands for several hosts with that many servers each: those of a host share a
+rack. The cluster begins with a server of each host, and `vdl up` adds the others to it, so
 that the catalog and the coordinators have few replicas, on different hosts.
 
 A process id counts only while that process runs `vdl serve` with exactly this configuration file:
