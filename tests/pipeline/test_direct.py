@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +14,20 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
+pytest.importorskip("fastavro", reason="needs the `spark` extra")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
+from tests.pipeline.end_to_end import as_avro, broken, orders, serve_registry
+from tests.pipeline.end_to_end import job_of as order_job
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import job_of, run_once
 from vdl.pipeline.direct import JSON, Direct, can_write, written
 from vdl.pipeline.files import WRITTEN, WriteSpec
 from vdl.pipeline.open_table import rows_table
+from vdl.pipeline.options import TEXTS
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import letter, schema_of
 from vdl.pipeline.runner import Runner
@@ -148,3 +155,52 @@ def test_job_writes_the_same_table_either_way(
     # One of them is not equal to itself.
     assert repr(one[3].to_pylist()) == repr(other[3].to_pylist())
     assert one[1] > 1
+
+
+@pytest.mark.spark
+def test_avro_is_read_by_the_source_alone(
+    spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and dead letters are those of a query that reads values by a process of its own."""
+    topic, ways = "direct-avro", ("direct", "by the source", "by another process")
+    create(bootstrap, topic)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    write = as_avro()
+    values = [write(order) for order in orders(300, random.Random(1))]
+    for n in range(0, len(values), 10):
+        values[n] = broken(values[n], n // 10)
+    for n, value in enumerate([*values, None]):
+        producer.produce(topic, value, b"k", partition=n % 2, timestamp=1_000_000 + n)
+    assert producer.flush(30) == 0
+    url, registry = serve_registry()
+    found, plans = [], []
+    try:
+        for way in ways:
+            folder = tmp_path / way
+            folder.mkdir()
+            job = order_job(bootstrap, topic, "avro", "parquet", url, folder)
+            job = replace(job, errors=replace(job.errors, share_max=0.5))
+            if way != "direct":
+                monkeypatch.setattr(Runner, "_direct", lambda runner: {})
+            if way == "by another process":
+                monkeypatch.setattr(Runner, "_reading", without_texts(Runner._reading))
+            with closing(Runner(job, spark)) as runner:
+                totals = runner.run(once=True)
+                frame = runner._decoded(
+                    runner._bounded(runner._topics.begins(), runner.positions())
+                )
+                plans.append(str(frame._jdf.queryExecution().executedPlan()))
+            rows = spark.read.parquet(job.sink.path).orderBy("_partition", "_offset").collect()
+            dead = spark.read.parquet(job.errors.path).orderBy("partition", "offset").collect()
+            found.append((totals.rows, totals.dead, rows, dead))
+    finally:
+        registry.shutdown()
+        registry.server_close()
+    assert found[0] == found[1] == found[2]
+    assert found[0][:2] == (270, 31)
+    assert ["ArrowEvalPython" in plan for plan in plans] == [False, False, True]
+
+
+def without_texts(reading: Callable[[Runner], dict[str, str]]) -> Callable[[Runner], Any]:
+    """Return a `Runner._reading` whose source does not read registered values."""
+    return lambda runner: {n: v for n, v in reading(runner).items() if n != TEXTS}

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vdl.pipeline.expectations import RULE, Rule, failed, reason
-from vdl.pipeline.registered.values import FORMS, json_texts
+from vdl.pipeline.registered.values import FORMS, REGISTERED, json_texts
 from vdl.pipeline.table import DELETE, OP, ROW, TRUNCATE
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
@@ -83,6 +83,9 @@ def decode(
 ) -> Any:
     """Return the decoded rows of a frame that has at least COLUMNS.
 
+    Values of a registry's schemas are read by an additional Python process if the frame does not
+    have the column REGISTERED.
+
     `tombstones`: treatment of a record without a value in a JSON form, one of TOMBSTONES;
     `rescued`: name of the column for members that the schema does not have, or "";
     `registry`: settings of the registry that `form` needs, with their secrets;
@@ -113,9 +116,10 @@ def decode(
     with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
     text, own_error, mismatch = f.col("value").cast("string"), f.lit(None), f.lit(NOT_JSON)
     if form in FORMS:
-        found = json_texts(f.col("value"), registry, form)
-        frame = frame.select("*", found.alias("_registered"))
-        text, own_error = f.col("_registered.text"), f.col("_registered.error")
+        if REGISTERED not in frame.columns:
+            found = json_texts(f.col("value"), registry, form)
+            frame = frame.select("*", found.alias(REGISTERED))
+        text, own_error = f.col(f"{REGISTERED}.text"), f.col(f"{REGISTERED}.error")
         mismatch = f.concat(f.lit(NOT_OF_COLUMNS), f.left(text, f.lit(SHOWN_CHARACTERS)))
     is_tombstone = f.col("value").isNull() & f.coalesce(~is_letter, f.lit(True))
     if tombstones == DROP:

@@ -31,7 +31,7 @@ from vdl.pipeline.files import FileRows, WriteSpec, task_name, written_row
 from vdl.pipeline.json_columns import KINDS, JsonColumns
 from vdl.pipeline.registered.avro_columns import PADDING, AvroColumns, Unfit
 from vdl.pipeline.registered.errors import ValueUnreadable
-from vdl.pipeline.registered.registry import Registry
+from vdl.pipeline.registered.registry import shared_registry
 
 JSON, AVRO = "json", "avro"
 FORMS = (JSON, AVRO)
@@ -203,7 +203,7 @@ def _avro_columns(
     There they are read, or reported as bad. Raises RegistryFailed.
     """
     try:
-        schema = _registry(registry).schema(schema_id)
+        schema = shared_registry(registry).schema(schema_id)
     except ValueUnreadable:
         return None
     if schema.kind != "AVRO" or schema.references:
@@ -212,8 +212,3 @@ def _avro_columns(
         return AvroColumns(schema.text, pa.ipc.read_schema(pa.py_buffer(wanted)))
     except (Unfit, ValueError, KeyError, TypeError):
         return None
-
-
-@lru_cache(16)
-def _registry(settings: tuple[tuple[str, str], ...]) -> Registry:
-    return Registry(dict(settings))

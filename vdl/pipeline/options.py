@@ -46,6 +46,8 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 _TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
 DIRECT = "direct"
 """Internal option of a job: `Direct` as text."""
+TEXTS = "texts"
+"""Internal option of a job: `registered.values.Texts` as text."""
 _NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
 _SWITCHES = ("headers", "allowLoss")
 NAMES = (*_TEXT, *_NUMBERS, *_SWITCHES)
@@ -107,6 +109,8 @@ class ReadOptions:
     client: Mapping[str, str] = field(default_factory=dict)
     direct: str = ""
     """Settings of rows that a job writes where it reads them (`direct.Direct`); "" for none."""
+    texts: str = ""
+    """Settings of values read by a registry's schemas (`registered.values.Texts`); "" for none."""
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
@@ -140,6 +144,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
             if name.startswith(CLIENT_PREFIX)
         },
         direct=given.get(DIRECT, ""),
+        texts=given.get(TEXTS, ""),
     )
 
 
@@ -169,7 +174,7 @@ def parse_where(name: str, text: str) -> Where:
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower() for name in NAMES} | SPARKS_OWN | {DIRECT}
+    known = {name.lower() for name in NAMES} | SPARKS_OWN | {DIRECT, TEXTS}
     unknown = [n for n in given if n not in known and not n.startswith(CLIENT_PREFIX)]
     if unknown:
         raise OptionError(f"unknown option: {', '.join(sorted(unknown))} (known: {NAMES})")

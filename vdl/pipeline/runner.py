@@ -43,7 +43,7 @@ from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, w
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
-from vdl.pipeline.options import DIRECT, At, parse_where
+from vdl.pipeline.options import DIRECT, TEXTS, At, parse_where
 from vdl.pipeline.partitioning import check_columns, from_json
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -55,6 +55,7 @@ from vdl.pipeline.positions import (
 )
 from vdl.pipeline.producing import Target
 from vdl.pipeline.read import DDL
+from vdl.pipeline.registered.values import FORMS, Texts
 from vdl.pipeline.rollback import check_not_renamed
 from vdl.pipeline.seen import counts_of, is_whole, observed
 from vdl.pipeline.storage import storage_of
@@ -361,7 +362,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.readStream
         if source.kind == "vdl":
-            options = {**source.reader_options(), "columns": ",".join(COLUMNS), **self._direct()}
+            options = self._reading() | self._direct()
             options["start"] = json.dumps(self._positions.to_json())
             return reader.format("vdl").options(**options).load()
         begin = self._positions.of(source.topics)
@@ -377,8 +378,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.read
         if source.kind == "vdl":
-            options = {**source.reader_options(), "columns": ",".join(COLUMNS)}
-            options |= {} if is_shown else self._direct()
+            options = self._reading() | ({} if is_shown else self._direct())
             options["start"] = json.dumps(start.to_json())
             options["end"] = json.dumps(end.to_json())
             return reader.format("vdl").options(**options).load()
@@ -388,6 +388,14 @@ class Runner:
             "endingOffsets": connector_offsets(end.of(source.topics)),
         }
         return reader.format("kafka").options(**options).load()
+
+    def _reading(self) -> dict[str, str]:
+        """Return the options of our source: the columns, and how to read registered values."""
+        job = self._job
+        options = {**job.source.reader_options(), "columns": ",".join(COLUMNS)}
+        if job.format in FORMS:
+            options[TEXTS] = Texts(job.format, resolved(job.registry)).to_text()
+        return options
 
     def _direct(self) -> dict[str, str]:
         """Return the option by which tasks write the rows they read, or none.

@@ -44,6 +44,7 @@ from vdl.pipeline.positions import (
     ranges,
     together,
 )
+from vdl.pipeline.registered.values import REGISTERED_DDL, Texts, with_texts
 from vdl.pipeline.segment_read import SealedSegment, Seen, SegmentTask
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.worker import exempt_modules_from_collection
@@ -88,8 +89,9 @@ class VdlDataSource(DataSource):
     def schema(self) -> str:
         from vdl.pipeline.read import DDL
 
-        columns = parse(self.options).columns
-        return ", ".join(f"`{name}` {DDL[name]}" for name in columns)
+        options = parse(self.options)
+        columns = ", ".join(f"`{name}` {DDL[name]}" for name in options.columns)
+        return f"{columns}, {REGISTERED_DDL}" if options.texts else columns
 
     def reader(self, schema: Any) -> VdlReader:
         del schema
@@ -137,6 +139,8 @@ def _read_partition(partition: InputPartition, options: ReadOptions) -> Iterator
         from vdl.pipeline.direct import Direct, written
 
         found = written(found, Direct.from_text(options.direct))
+    if options.texts:
+        found = with_texts(found, Texts.from_text(options.texts))
     yield from found
     exempt_modules_from_collection()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from vdl.pipeline.registered.errors import RegistryFailed, ValueUnreadable
@@ -104,3 +105,9 @@ class Registry:
             # Internal errors of the client's HTTP library, and responses that are not JSON.
             told = str(error) or type(error).__name__
             raise RegistryFailed(f"the registry at {self._url}: {what}: {told}") from error
+
+
+@lru_cache(REGISTRIES_MAX)
+def shared_registry(settings: tuple[tuple[str, str], ...]) -> Registry:
+    """Return this process's client for sorted settings."""
+    return Registry(dict(settings))

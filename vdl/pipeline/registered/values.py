@@ -11,13 +11,15 @@ Does not depend on tables or on jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from vdl.pipeline.registered import avro_values, json_values, protobuf_values
 from vdl.pipeline.registered.errors import ValueUnreadable
-from vdl.pipeline.registered.registry import REGISTRIES_MAX, Registry, Schema
+from vdl.pipeline.registered.registry import REGISTRIES_MAX, Registry, Schema, shared_registry
 
 Read = Callable[[bytes], str]
 """Function from the bytes after the id to JSON.
@@ -36,6 +38,9 @@ PREFIX_BYTES = 5
 READERS_MAX = 1_000
 """Limit on cached schemas in a process; the registry's client caches the same number."""
 TYPE = "struct<text:string,error:string>"
+REGISTERED = "_registered"
+"""Column of TYPE for a record's value."""
+REGISTERED_DDL = f"`{REGISTERED}` {TYPE}"
 DETAIL_MAX = 200
 
 
@@ -81,9 +86,35 @@ class Values:
             return f"schema {schema_id} cannot be used: {_told(error)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Settings of tasks that add REGISTERED to the records they read.
+
+    `registry`: settings of `registry.Registry`, with their secrets.
+    """
+
+    form: str
+    registry: Mapping[str, str]
+
+    def to_text(self) -> str:
+        return json.dumps([self.form, dict(self.registry)])
+
+    @staticmethod
+    def from_text(text: str) -> Texts:
+        return Texts(*json.loads(text))
+
+
+def with_texts(batches: Iterator[Any], texts: Texts) -> Iterator[Any]:
+    """Yield batches of records with the column REGISTERED. Raises RegistryFailed."""
+    given = tuple(sorted(texts.registry.items()))
+    for batch in batches:
+        found = read_column(_values(given, texts.form), batch.column("value"))
+        yield batch.append_column(REGISTERED, found)
+
+
 @lru_cache(REGISTRIES_MAX)
 def _values(settings: tuple[tuple[str, str], ...], form: str) -> Values:
-    return Values(Registry(dict(settings)), form)
+    return Values(shared_registry(settings), form)
 
 
 def json_texts(column: Any, settings: Mapping[str, str], form: str) -> Any:
