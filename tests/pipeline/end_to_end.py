@@ -11,7 +11,9 @@ Parquet writer, and the value of undecodable records in a column of the same tab
 the topic's end with batches of the same size, in one session, one after the other within a round.
 Processor time is that of the driver, the JVM and the Python workers together, without the server's.
 
-Each round runs all cases in turn. The first one, in which the JVM compiles most, is not counted.
+Each round runs all cases in turn, and another one begins than before: Spark ends Python processes
+that are idle for a minute, so a case that follows a long run of the connector starts them again.
+The first round, in which the JVM compiles most, is not counted.
 The output has the medians of the others; a ratio is the median of the ratios within rounds.
 """
 
@@ -278,9 +280,11 @@ def main() -> int:
             topics = {(f, s): f"orders-{f}-{s:g}" for f in forms for s in shares}
             for (form, share), topic in topics.items():
                 fill(servers.bootstrap, topic, form, given.rows, share)
-            runs = [(*what, who) for what in topics for who in (CONNECTOR, *sinks)]
-            for number, (form, share, who) in product(range(given.rounds + 1), runs):
-                topic = topics[form, share]
+            whos = (CONNECTOR, *sinks)
+            for number, ((form, share), topic), turn in product(
+                range(given.rounds + 1), topics.items(), range(len(whos))
+            ):
+                who = whos[(number + turn) % len(whos)]
                 folder = work / f"{topic}-{number}-{who}"
                 folder.mkdir()
                 cpu = processor.seconds()
