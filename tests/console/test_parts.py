@@ -111,6 +111,8 @@ def test_listener_that_requires_a_certificate_is_left_out() -> None:
         ('[http]\nconsole_origin = "console.example"', "http.console_origin"),
         ('[http]\nconsole_origin = "http://console.example"', "http.console_origin"),
         ('[http]\nconsole_origin = "https://a.example/x"', "http.console_origin"),
+        ('[http]\nconsole_registry = "registry:8081"', "http.console_registry"),
+        ('[http]\nconsole_registry = "http://me:secret@registry"', "http.console_registry"),
     ],
 )
 def test_configuration_that_is_not_valid_is_named(text: str, key: str) -> None:
@@ -464,8 +466,8 @@ def test_logins_at_the_same_time_count_before_they_fail() -> None:
 # --- threads --------------------------------------------------------------------------------------
 
 SETTINGS = ConsoleSettings(
-    1, "on", False, "", (), "127.0.0.1", 1, "PLAINTEXT", (), "", "", ("", "", ""), "json",
-    "info",
+    1, "on", False, "", (), "127.0.0.1", 1, "PLAINTEXT", (), "", "", ("", "", ""), "", "",
+    "json", "info",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rpc.tls_context import ClientAuth
 from vdl.config.values import Address, Scalar
@@ -39,6 +40,10 @@ class ConsoleOptions:
     """Address of a proxy in front of it, as browsers see it: https://console.example.com."""
     ca: Path | None = None
     """Authorities that sign the certificates of the other servers' listeners."""
+    registry: str = ""
+    """Base URL of the schema registry by which values are decoded; empty: none."""
+    registry_login: Path | None = None
+    """File with `user:password` for it."""
 
 
 def console_origin(raw: Scalar) -> str:
@@ -46,6 +51,21 @@ def console_origin(raw: Scalar) -> str:
     if not isinstance(raw, str) or not (raw == "" or _ORIGIN.fullmatch(raw)):
         raise ValueError("an origin such as https://console.example.com, in small letters")
     return raw
+
+
+def console_registry(raw: Scalar) -> str:
+    """Parse the base URL of a schema registry. Raise ValueError(expected value)."""
+    if raw == "":
+        return ""
+    if isinstance(raw, str) and raw.startswith(("http://", "https://")):
+        try:
+            found = urlsplit(raw)
+            is_whole = found.hostname and found.port != 0
+        except ValueError:  # such as a port that is no number
+            is_whole = False
+        if is_whole and not (found.username or found.password or found.query or found.fragment):
+            return raw
+    raise ValueError("a URL such as http://127.0.0.1:8081, without user and password")
 
 
 def console_listener(listeners: Iterable[ListenerOptions]) -> ListenerOptions | None:

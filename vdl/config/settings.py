@@ -31,7 +31,13 @@ from ids import SERVER_ID_MAX, ServerId
 from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
 from segments.journal.files import piece_bytes_for
-from vdl.config.console import MODES, ConsoleOptions, console_origin, console_problem
+from vdl.config.console import (
+    MODES,
+    ConsoleOptions,
+    console_origin,
+    console_problem,
+    console_registry,
+)
 from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
     ADMIN_LISTENER,
@@ -241,6 +247,8 @@ KEYS: dict[str, Key] = {
     "http.console_changes": Key("console.changes", boolean),
     "http.console_origin": Key("console.origin", console_origin),
     "http.console_ca": Key("console.ca", path),
+    "http.console_registry": Key("console.registry", console_registry),
+    "http.console_registry_login": Key("console.registry_login", path),
     "metrics.topics_max": Key("metrics.topics_max", integer(0, 1_000)),
     "metrics.groups_max": Key("metrics.groups_max", integer(0, 1_000)),
     "otlp.endpoint": Key("otlp.endpoint", otlp_endpoint),
@@ -535,7 +543,11 @@ def _build(
     )
     console = changes.get("console", base.console)
     assert isinstance(console, ConsoleOptions), console
-    changes["console"] = replace(console, ca=_beside(folder, console.ca))
+    changes["console"] = replace(
+        console,
+        ca=_beside(folder, console.ca),
+        registry_login=_beside(folder, console.registry_login),
+    )
     audit = changes.get("audit", base.audit)
     assert isinstance(audit, AuditOptions), audit
     if audit.file is not None:

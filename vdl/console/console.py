@@ -29,6 +29,7 @@ from vdl.console.parameters import Parameters
 from vdl.console.points import POINTS_MAX, Point
 from vdl.console.problems import ConsoleError, LoginEnded
 from vdl.console.question import Dead, Question
+from vdl.console.registered_values import RegisteredValues
 from vdl.console.sessions import IDLE_SECONDS, LoginThrottle, Session, Sessions
 from vdl.console.settings import ConsoleSettings
 from vdl.console.static_files import INDEX, read_static_files
@@ -100,6 +101,11 @@ class Console:
         self.watch = ClusterWatch(settings.admin)
         self.series = groups.LagSeries()
         self._dead = Dead()
+        self._schemas = (
+            RegisteredValues(settings.registry, settings.registry_login)
+            if settings.registry
+            else None
+        )
 
     # --- routes ----------------------------------------------------------------------------------
     def answer(self, head: Head, body: bytes) -> Answer | Work:
@@ -196,7 +202,8 @@ class Console:
         return Work(session.key, question, checked, finish)
 
     def _question(self, session: Session) -> Question:
-        return Question(self.settings, session, self._dead, self._now_s() + QUESTION_SECONDS)
+        ends_s = self._now_s() + QUESTION_SECONDS
+        return Question(self.settings, session, self._dead, ends_s, self._schemas)
 
     # --- sessions --------------------------------------------------------------------------------
     def _find_session(self, head: Head) -> Session | None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from vdl.console.clients import CONNECT_SECONDS, ConsoleClient, ListenerSettings, LoginRefused
 from vdl.console.problems import ConsoleError, LoginEnded, refuse
+from vdl.console.registered_values import RegisteredValues
 from vdl.console.sessions import Session
 from vdl.console.settings import ConsoleSettings
 from vdl.errors import ErrorCode
@@ -93,6 +94,8 @@ class Question:
     dead: Dead
     ends_s: float
     """Deadline of the whole question, on the monotonic clock."""
+    schemas: RegisteredValues | None = None
+    """Decodes values with schemas; None: there is no registry."""
     _open: list[ConsoleClient] = field(default_factory=list)
     _is_cancelled: bool = False
     login_began: threading.Event = field(default_factory=threading.Event)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from vdl.console.parameters import INT64_MAX, Parameters, integer, long
 from vdl.console.problems import ConsoleError, refuse
 from vdl.console.question import EARLIEST, FETCH, LATEST, Question
 from vdl.console.record_stream import ALL, Budget, OverBudget, Read, read_records
-from vdl.console.shown_values import FORMS, SHOWN_BYTES_MAX, Room, shown
+from vdl.console.registered_values import Decoded
+from vdl.console.shown_values import DECODED_FORMS, FORMS, SHOWN_BYTES_MAX, Room, shown
 from vdl.errors import ErrorCode
 from vdl.kafka.client import Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -100,7 +101,18 @@ def records(question: Question, given: Parameters) -> dict[str, Any]:
     first = _first(question, wanted, asked, start, end)
     scan = _Scan(first, end, Budget(UNPACKED_BYTES_MAX, question.check))
     found = _page(question, wanted, scan, is_from_end=asked == "end")
-    return _answer(wanted, scan, found, start, first)
+    return _answer(wanted, scan, found, start, first, _decoded(question, wanted, found))
+
+
+def _decoded(
+    question: Question, wanted: _Wanted, found: list[tuple[Read, BatchHeader]]
+) -> Mapping[bytes, Decoded]:
+    """Return keys and values with schemas, if there is a registry."""
+    if question.schemas is None or wanted.form not in DECODED_FORMS:
+        return {}
+    fields = [field for record, _ in found for field in (record.key, record.value)]
+    whole = [field.kept for field in fields if field is not None and not field.is_cut]
+    return question.schemas.decoded(whole, question.left_s())
 
 
 def _known(offset: int | None, leader: int) -> int:
@@ -246,9 +258,10 @@ def _answer(
     found: list[tuple[Read, BatchHeader]],
     start: int,
     first: int,
+    decoded: Mapping[bytes, Decoded],
 ) -> dict[str, Any]:
     room = Room()
-    rows = [_row(record, header, wanted.form, room) for record, header in found]
+    rows = [_row(record, header, wanted.form, room, decoded) for record, header in found]
     begin = found[0][0].offset if found and not wanted.key else first
     return {
         "topic": wanted.topic.name,
@@ -264,14 +277,16 @@ def _answer(
     }
 
 
-def _row(record: Read, header: BatchHeader, form: str, room: Room) -> dict[str, Any]:
+def _row(
+    record: Read, header: BatchHeader, form: str, room: Room, decoded: Mapping[bytes, Decoded]
+) -> dict[str, Any]:
     left_out = record.headers_left_out
     return {
         "offset": long(record.offset),
         "timestamp": long(record.timestamp),
         "timestamp_type": "append" if header.is_log_append_time else "create",
-        "key": shown(record.key, form, room),
-        "value": shown(record.value, form, room),
+        "key": shown(record.key, form, room, decoded),
+        "value": shown(record.value, form, room, decoded),
         "headers": [
             {"name": shown(name, "auto", room), "value": shown(value, form, room)}
             for name, value in record.headers

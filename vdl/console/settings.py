@@ -41,6 +41,10 @@ class ConsoleSettings:
     """Authorities of other servers' listeners; empty: those of the system."""
     admin: tuple[str, str, str]
     """PEM files for the admin plane: certificate, key, CA. Empty: it is not encrypted."""
+    registry: str
+    """Base URL of the schema registry; empty: none."""
+    registry_login: str
+    """File with `user:password` for it. Empty: none."""
     log_format: str
     log_level: str
 
@@ -88,6 +92,8 @@ def console_settings(config: Config) -> ConsoleSettings:
         admin=(str(files.certificate), str(files.key), str(files.ca))
         if files.secures_links
         else ("", "", ""),
+        registry=config.console.registry,
+        registry_login=str(config.console.registry_login or ""),
         log_format=config.log.format,
         log_level=config.log.level,
     )

@@ -9,16 +9,20 @@ Does not depend on records.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from vdl.console.record_stream import Field
+from vdl.console.registered_values import PREFIX_BYTES, Decoded
 
 SHOWN_CHARS_MAX: Final = 16 << 10
 SHOWN_BYTES_MAX: Final = 4 * SHOWN_CHARS_MAX
 """Bytes of a value from which its text is made."""
 PAGE_CHARS_MAX: Final = 1 << 20
 FORMS: Final = ("auto", "json", "text", "hex")
+DECODED_FORMS: Final = ("auto", "json")
+"""Forms in which a value with a schema is decoded."""
 _JSON_STARTS: Final = b'{["-0123456789tfn'
 
 
@@ -35,18 +39,28 @@ class Room:
         return shown
 
 
-def shown(found: Field | None, form: str, room: Room) -> dict[str, Any] | None:
-    """Return the `Value` of API.md; None for a null."""
+def shown(
+    found: Field | None, form: str, room: Room, decoded: Mapping[bytes, Decoded] | None = None
+) -> dict[str, Any] | None:
+    """Return the `Value` of API.md; None for a null. `decoded`: values with schemas."""
     if found is None:
         return None
-    chosen, text = _text(found, form)
+    registered = decoded.get(found.kept) if decoded and not found.is_cut else None
+    if registered is not None and not registered.problem:
+        chosen, text = "json", registered.text
+    else:
+        chosen, text = _text(found, form)
     part = room.cut(text)
-    return {
+    value: dict[str, Any] = {
         "form": chosen,
         "text": part,
         "bytes": str(found.size) if found.size >= 0 else None,
         "is_cut": found.is_cut or len(part) < len(text),
     }
+    if registered is not None:
+        value["schema"] = int.from_bytes(found.kept[1:PREFIX_BYTES], "big")
+        value["problem"] = registered.problem or None
+    return value
 
 
 def _text(found: Field, form: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ def readable_by_others(config: Config) -> list[Path]:
 def _secrets(config: Config) -> Iterator[Path]:
     named = [
         config.tls.key, config.first_users, config.delegation_key, config.other_delegation_key,
+        config.console.registry_login,
     ]  # fmt: skip
     for listener in config.listeners:
         if listener.protocol.is_encrypted:

@@ -26,7 +26,15 @@ RECORDS = 120
 class ConsoleSet(ReplicaSet):
     """A replica set whose servers have the console switched on."""
 
-    def __init__(self, nodes: int = 3, *, is_secure: bool = False, changes: bool = True) -> None:
+    def __init__(
+        self,
+        nodes: int = 3,
+        *,
+        is_secure: bool = False,
+        changes: bool = True,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """`more`: further keys of the table `http`."""
         super().__init__(nodes)
         made = make_replica_set(
             self.directory, count=nodes, base_port=self.base_port, is_secure=is_secure
@@ -39,6 +47,7 @@ class ConsoleSet(ReplicaSet):
             lines = [line for line in text.splitlines() if not line.startswith("console")]
             at = lines.index("[http]") + 1
             lines[at:at] = ['console = "loopback"', f"console_changes = {str(changes).lower()}"]
+            lines[at:at] = [f'{key} = "{value}"' for key, value in (more or {}).items()]
             server.config_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def origin(self, server_id: int = 1) -> str:
@@ -54,11 +63,12 @@ def console_set(
     is_secure: bool = False,
     changes: bool = True,
     replicas_max: int = 0,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[ConsoleSet]:
     """Yield servers that serve clients and the console; data is kept if the test `name` fails.
 
     `replicas_max`: replicas of partitions that a server may have; 0: as many as by default."""
-    servers = ConsoleSet(nodes, is_secure=is_secure, changes=changes)
+    servers = ConsoleSet(nodes, is_secure=is_secure, changes=changes, more=more)
     if replicas_max:
         servers.configure({"cluster.replicas_per_server": replicas_max})
     is_over = False

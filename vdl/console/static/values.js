@@ -17,9 +17,16 @@ export function preview(value) {
   return h("code", { class: "preview", dir: "ltr" }, visible(cut), isCut ? "…" : null);
 }
 
-// Return a whole value: a tree for JSON, lines for text, a dump for hex.
+// Return a whole value: a tree for JSON, lines for text, a dump for hex. With the schema that it
+// names, if the server has a registry.
 export function whole(value) {
   if (value === null) return h("em", { class: "null" }, "null");
+  if (value.schema === undefined) return content(value);
+  const words = value.problem ? `Not decoded by schema ${value.schema}: ${visible(value.problem)}.` : `Decoded by schema ${value.schema}.`;
+  return [h("p", { class: "note" }, words), content(value)];
+}
+
+function content(value) {
   if (value.text === "" && !value.is_cut) return h("em", { class: "null" }, "empty");
   const cut = value.is_cut
     ? h("p", { class: "note" }, value.bytes === null ? "Only the beginning is shown." : `Only the beginning of ${bytes(value.bytes)} is shown.`)

@@ -34,6 +34,7 @@ READERS: Mapping[str, tuple[str, Callable[[Schema], Read]]] = {
 }
 """`decode.format` → the registry's name of such schemas, and the factory of their readers."""
 FORMS = tuple(READERS)
+_MAKERS = dict(READERS.values())
 PREFIX_BYTES = 5
 READERS_MAX = 1_000
 """Limit on cached schemas in a process; the registry's client caches the same number."""
@@ -45,12 +46,11 @@ DETAIL_MAX = 200
 
 
 class Values:
-    """Reader of the values of one form, by one registry."""
+    """Reader of the values of one form, or of all, by one registry."""
 
-    def __init__(self, registry: Registry, form: str) -> None:
+    def __init__(self, registry: Registry, form: str = "") -> None:
         self._registry = registry
-        self._kind, make_reader = READERS[form]
-        self._make_reader = make_reader
+        self._kind = READERS[form][0] if form else ""
         self._reader = lru_cache(READERS_MAX)(self._find_reader)
 
     def text(self, value: bytes) -> str:
@@ -78,10 +78,12 @@ class Values:
             schema = self._registry.schema(schema_id)
         except ValueUnreadable as error:
             return str(error)
-        if schema.kind != self._kind:
-            return f"schema {schema_id} is of kind {schema.kind}, not {self._kind}"
+        make_reader = _MAKERS.get(schema.kind)
+        if make_reader is None or self._kind not in ("", schema.kind):
+            known = self._kind or ", ".join(_MAKERS)
+            return f"schema {schema_id} is of kind {schema.kind}, not {known}"
         try:
-            return self._make_reader(schema)
+            return make_reader(schema)
         except Exception as error:  # noqa: BLE001 - as above, for a schema
             return f"schema {schema_id} cannot be used: {_told(error)}"
 
