@@ -769,15 +769,20 @@ class DiskStore:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay
         scrubber, usage = self._scrubber, self._meta.usage
         since_ns = self._now_ns() - scrubber.last_pass_ns
+        lost = damaged = segments = 0
+        for log in self._logs.values():  # thousands
+            lost += log.is_lost
+            damaged += len(log.damaged_ranges.ranges)
+            segments += len(log.segments)
         return {
             "logs": len(self._logs),
-            "logs_lost": sum(log.is_lost for log in self._logs.values()),
+            "logs_lost": lost,
             "meta_salvaged": self._meta.salvaged,
             "meta_used_bytes": usage.used_bytes,
             "meta_file_bytes": usage.file_bytes,
             "meta_map_bytes": usage.map_bytes,
-            "damaged_ranges": sum(len(log.damaged_ranges) for log in self._logs.values()),
-            "segments": sum(len(log.segments) for log in self._logs.values()),
+            "damaged_ranges": damaged,
+            "segments": segments,
             "unflushed_bytes": cache.unflushed,
             "cache_bytes": cache.bytes,
             "cache_hits": cache.hits,

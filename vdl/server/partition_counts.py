@@ -43,38 +43,36 @@ class PartitionCounts:
     def counting(self, host: Host, min_in_sync_default: int) -> Iterator[None]:
         """Yield after each step of the count, which is added to these numbers."""
         wanted_by_topic: dict[str, int] = {}
-        catalog, leader_of, in_sync_of = host.catalog, host.leader_of, host.in_sync.get
         # Groups may come and go between two steps.
-        for position, group in enumerate(list(host.groups.values()), start=1):
-            if position % STEP_GROUPS == 0:
+        groups = list(host.groups.values())
+        for start in range(0, len(groups), STEP_GROUPS):
+            if start:
                 yield
-            group_id = group.group_id
-            self.groups += 1
-            self.leaderless += leader_of(group_id)[0] < 0
-            if not group.node.is_leader:
-                continue
-            self.leading += 1
-            self.replaced += is_being_replaced(group)
-            self.moved += is_being_moved(group)
-            in_sync, info = in_sync_of(group_id), catalog.groups.get(group_id)
-            if in_sync is None or info is None:
-                continue
-            wanted = wanted_by_topic.get(info.topic)
-            if wanted is None:
-                wanted = wanted_by_topic[info.topic] = _wanted(host, info, min_in_sync_default)
-            replicas = len(info.replicas)
-            count, wanted = len(in_sync.replicas), min(wanted, replicas)
-            self.under_replicated += count < replicas
-            self.under_min += count < wanted
-            self.at_min += count == wanted
+            step = groups[start : start + STEP_GROUPS]
+            self.groups += len(step)
+            self.leaderless += host.liveness.leaderless(step)
+            for group in step:
+                if group.node.is_leader:
+                    self._count_led(host, group, wanted_by_topic, min_in_sync_default)
 
-
-def count_partitions(host: Host, min_in_sync_default: int) -> PartitionCounts:
-    """Return the counts of this moment, in one go."""
-    counts = PartitionCounts()
-    for _ in counts.counting(host, min_in_sync_default):
-        pass
-    return counts
+    def _count_led(
+        self, host: Host, group: Group, wanted_by_topic: dict[str, int], default: int
+    ) -> None:
+        """Add a group led here. `wanted_by_topic`: what is known of `min.insync.replicas`."""
+        self.leading += 1
+        self.replaced += is_being_replaced(group)
+        self.moved += is_being_moved(group)
+        in_sync, info = host.in_sync.get(group.group_id), host.catalog.groups.get(group.group_id)
+        if in_sync is None or info is None:
+            return
+        wanted = wanted_by_topic.get(info.topic)
+        if wanted is None:
+            wanted = wanted_by_topic[info.topic] = _wanted(host, info, default)
+        replicas = len(info.replicas)
+        count, wanted = len(in_sync.replicas), min(wanted, replicas)
+        self.under_replicated += count < replicas
+        self.under_min += count < wanted
+        self.at_min += count == wanted
 
 
 def min_in_sync(host: Host, info: GroupInfo, default: int) -> int:

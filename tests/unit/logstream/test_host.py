@@ -44,6 +44,25 @@ def test_first_replica_leads_after_start(cluster: Any) -> None:
     assert [cluster.nodes[1].host.leader_of(group)[0] for group in range(1, 4)] == [2, 3, 1]
 
 
+def test_count_of_groups_without_a_leader_is_that_of_each_one(cluster: Any) -> None:
+    """At every step of a failover, and while the leader is cut off."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id).leader_server
+    for server in (1, 2, 3):
+        if server != leader:
+            cluster.network.cut(leader, server)
+            cluster.network.cut(server, leader)
+    counted = set()
+    for _ in range(400):
+        cluster.run(10)
+        for node in cluster.nodes.values():
+            groups = list(node.host.groups.values())
+            each = [node.host.leader_of(group.group_id)[0] < 0 for group in groups]
+            assert node.host.liveness.leaderless(groups) == sum(each)
+            counted.add((sum(each), len(each)))
+    assert len(counted) > 2, counted
+
+
 def test_refused_link_fails_over_within_an_election_timeout(cluster: Any) -> None:
     """A process that is gone is not waited for."""
     group_id = cluster.create_topic()

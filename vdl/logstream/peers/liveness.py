@@ -12,6 +12,8 @@ Does not depend on timers or sockets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ids import NO_LEADER, GroupId, NodeId, ServerId, Term
 from rpc.denials import Denial
 from rpc.hello import VERSION_OF_DENIALS
@@ -209,3 +211,20 @@ class Liveness:
         if server == state.server_id or server in state.alive:
             return server, term
         return NO_LEADER
+
+    def leaderless(self, groups: Iterable[Group]) -> int:
+        """Return how many of the groups with these replicas have no leader by `leader_of`.
+
+        Fast for thousands, of which nearly all follow a leader that is alive.
+        """
+        alive, own, listed = self._state.alive, self._state.server_id, self._lists.receiver.leader
+        count = 0
+        for group in groups:
+            raft, group_id = group.node.raft, group.group_id
+            known = listed(group_id)
+            if raft.lead and (known is None or known.term <= raft.term):
+                server = server_of(raft.lead)
+                count += server != own and server not in alive
+            else:
+                count += self.leader_of(group_id)[0] < 0
+        return count
