@@ -309,6 +309,18 @@ def test_pages_of_answers_are_in_the_runbook() -> None:
     assert "\n## Look\n" in text
 
 
+def test_page_of_planted_states_names_tests_that_want_the_answer() -> None:
+    """At least twenty states are planted on real servers, and the answer of each is checked."""
+    page = (ROOT / "docs" / "test.md").read_text(encoding="utf-8")
+    table = page.partition("## Explained states")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .* \| (.*) \| `(test_\w+)` \|$", table, re.M)
+    planted = (ROOT / "tests" / "process" / "test_explain.py").read_text(encoding="utf-8")
+    tests = dict(re.findall(r"^def (test_\w+)(.*?)(?=^def |^@|^class |\Z)", planted, re.M | re.S))
+    answers = [(kind, test) for kinds, test in rows for kind in re.findall(r"`(\w+)`", kinds)]
+    assert len(answers) > 20
+    assert [(kind, test) for kind, test in answers if f'"{kind}"' not in tests.get(test, "")] == []
+
+
 def test_texts_of_clients_neither_control_a_terminal_nor_make_lines() -> None:
     hostile = "rogue\x1b[2J\nNothing is wrong: all is well."
     refused = event("produce_refused", partition="orders-0", error="MESSAGE_TOO_LARGE",
