@@ -85,7 +85,8 @@ def test_documented_defaults_are_the_real_defaults():
     without = set(KEYS) - set(documented)
     assert without == {
         "peer.listen", "peer.advertise", "admin.advertise",
-        "http.console_ca", "tls.certificate", "tls.key", "tls.ca", "tls.crl",
+        "http.console_ca", "http.console_registry_login",
+        "tls.certificate", "tls.key", "tls.ca", "tls.crl",
         "security.first_users",
         "security.delegation_token_key", "security.delegation_token_other_key",
     }  # fmt: skip
