@@ -333,13 +333,13 @@ def decode_messages(payload: memoryview) -> list[GroupMessage]:
 
     Raises MalformedFrame; then no part of the frame may be used.
     """
-    decoder = _Decoder(payload)
+    decoder = _Decoder()
+    decoder.payload, decoder.at = payload, _PREFIX.size
     try:
         count, meta_bytes = _PREFIX.unpack_from(payload)
         decoder.payload_at = _PREFIX.size + meta_bytes
         if decoder.payload_at > len(payload):
             raise MalformedFrame("raft frame lengths")
-        decoder.at = _PREFIX.size
         # Cut off, so that no message can be read out of payload bytes.
         meta = decoder.meta = payload[: decoder.payload_at]
         messages: list[GroupMessage] = []
@@ -371,11 +371,10 @@ class _Decoder:
 
     __slots__ = ("at", "meta", "payload", "payload_at")
 
-    def __init__(self, payload: memoryview) -> None:
-        self.payload = payload
-        self.meta = payload
-        self.at = 0
-        self.payload_at = 0
+    payload: memoryview
+    meta: memoryview
+    at: int
+    payload_at: int
 
     def entries(self, count: int) -> list[Entry]:
         meta = self.meta

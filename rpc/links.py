@@ -56,7 +56,6 @@ from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.newcomers import Newcomers
 from rpc.peer import (
     Event,
-    FrameReceived,
     FrameType,
     HelloReceived,
     LinkState,
@@ -141,12 +140,22 @@ class _Connection:
         engine, links, share = self.engine, self.links, self.share
         try:
             while not self.is_closed and (event := engine.next_event()) is not None:
-                links._event(self, event)
+                share.left -= 1
+                if type(event) is tuple:
+                    assert self.peer is not None
+                    frame_type, payload = event
+                    if frame_type is FrameType.RAFT:
+                        share.left -= message_count(payload)
+                    links.handler.frame(self.peer.server_id, frame_type, payload)
+                else:
+                    links._event(self, event)
                 if share.left <= share.few:
                     self._see_next_turn()
                     if share.left <= 0:
                         self.is_paused = True
                         break
+                if engine.reader.is_empty:
+                    break
         except RemoteError as error:
             if not self.is_closed:
                 links._broken(self, error)
@@ -308,7 +317,7 @@ class Links:
         self._dialer = dialer
         self._clock = clock
         self._rng = rng
-        self._handler = handler
+        self.handler = handler
         self._options = options
         self._tell_dial_failed = dial_failed
         self._security = security
@@ -607,13 +616,7 @@ class Links:
 
     # --- events of connections ------------------------------------------------------------------
     def _event(self, connection: _Connection, event: Event) -> None:
-        connection.share.left -= 1
-        if type(event) is FrameReceived:
-            assert connection.peer is not None
-            if event.type is FrameType.RAFT:
-                connection.share.left -= message_count(event.payload)
-            self._handler.frame(connection.peer.server_id, event.type, event.payload)
-        elif type(event) is HelloReceived:
+        if type(event) is HelloReceived:
             if connection.engine.role is Role.ACCEPTOR:
                 self._greeted(connection, event.hello)
             else:
@@ -716,7 +719,7 @@ class Links:
 
     def _is_refused(self, connection: _Connection, hello: Hello) -> bool:
         """Return True if the handler refuses the server; the connection is closed then."""
-        refusal = self._handler.refusal(hello)
+        refusal = self.handler.refusal(hello)
         if refusal is None:
             return False
         self._refuse(connection, hello.server_id, *refusal)
@@ -742,7 +745,7 @@ class Links:
         connection.opened_ns = connection.heard_ns = self._clock.now_ns()
         self._open[peer.server_id] = connection
         connection.flush()
-        self._handler.link_up(hello)
+        self.handler.link_up(hello)
 
     def _refuse(
         self, connection: _Connection, server_id: ServerId, reason: RejectReason, text: str = ""
@@ -753,7 +756,7 @@ class Links:
     def _refuses(self, server_id: ServerId, reason: RejectReason, text: str) -> None:
         """Count and report that this end refused or ended a link."""
         self._refused += 1
-        self._handler.rejected(server_id, reason, text, by_peer=False)
+        self.handler.rejected(server_id, reason, text, by_peer=False)
 
     def _suspect(self, link: _Connection) -> None:
         if link.suspect_ns < 0:
@@ -777,7 +780,7 @@ class Links:
         if not event.by_peer:
             self._refuses(server_id, event.reason, event.text)
         elif event.reason is not RejectReason.DUPLICATE_LINK:
-            self._handler.rejected(server_id, event.reason, event.text, by_peer=True)
+            self.handler.rejected(server_id, event.reason, event.text, by_peer=True)
 
     def _broken(self, connection: _Connection, error: RemoteError) -> None:
         """Handle a violation of the protocol by the peer."""
@@ -873,7 +876,7 @@ class Links:
         elif not peer.is_up:
             return
         peer.is_up = False
-        self._handler.link_down(peer.server_id, refused=refused)
+        self.handler.link_down(peer.server_id, refused=refused)
         _confirmed(peer, self._clock.now_ns(), answered=False)
 
     # --- liveness -------------------------------------------------------------------------------
@@ -900,7 +903,7 @@ class Links:
             if connection_up is not None:
                 self._check_liveness(connection_up, now_ns, stood_still_ns)
         if not self._is_closed:
-            self._handler.beat()
+            self.handler.beat()
 
     def _check_liveness(self, link: _Connection, now_ns: int, stood_still_ns: int) -> None:
         options = self._options

@@ -158,14 +158,6 @@ class HelloReceived:
 
 
 @dataclass(slots=True)
-class FrameReceived:
-    """A frame for the layer above. `payload` is writable and stays valid while referenced."""
-
-    type: FrameType
-    payload: memoryview
-
-
-@dataclass(slots=True)
 class PongReceived:
     """Answer to the PING sent at `sent_ns` on our clock."""
 
@@ -181,7 +173,9 @@ class Rejected:
     by_peer: bool
 
 
-Event = HelloReceived | FrameReceived | PongReceived | Rejected
+Frame = tuple[FrameType, memoryview]
+"""A frame for the layer above. The payload is writable and stays valid while referenced."""
+Event = HelloReceived | Frame | PongReceived | Rejected
 
 
 class PeerEngine:
@@ -189,9 +183,9 @@ class PeerEngine:
 
     __slots__ = (
         "_begun_bytes", "_behind_large", "_bulk", "_bulk_bytes", "_bulk_frames", "_expected",
-        "_large_bytes", "_limits", "_local", "_reader",
-        "_remote_bytes_max", "_sendable", "_takes_pieces", "_urgent", "_urgent_bytes", "born",
-        "buffer_updated", "get_buffer", "piece_bytes", "remote", "role", "state", "unsent_bytes",
+        "_large_bytes", "_limits", "_local", "_remote_bytes_max", "_sendable", "_takes_pieces",
+        "_urgent", "_urgent_bytes", "born", "buffer_updated", "get_buffer", "piece_bytes", "reader",
+        "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -211,10 +205,10 @@ class PeerEngine:
         self._local = replace(local, to_server=expected)
         self._expected = expected
         self._limits = limits
-        self._reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
-        self.get_buffer: Callable[[], memoryview] = self._reader.get_buffer
+        self.reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
+        self.get_buffer: Callable[[], memoryview] = self.reader.get_buffer
         """Returns the buffer for the stream's next bytes; never empty."""
-        self.buffer_updated: Callable[[int], None] = self._reader.buffer_updated
+        self.buffer_updated: Callable[[int], None] = self.reader.buffer_updated
         """Takes the number of received bytes at the start of the last buffer returned."""
         self.piece_bytes = limits.frame_bytes_max
         """Size limit of a piece of a bulk frame, at least `PIECE_BYTES_MIN`. Larger frames are
@@ -270,7 +264,7 @@ class PeerEngine:
         """
         while self.state is not LinkState.CLOSED:
             try:
-                frame = self._reader.next_frame()
+                frame = self.reader.next_frame()
                 if frame is None:
                     return None
                 code, payload = frame
@@ -278,7 +272,7 @@ class PeerEngine:
                 # `_sendable` is the set of types that this link carries, in both directions.
                 if self.state is LinkState.OPEN and frame_type in self._sendable:
                     assert frame_type is not None, code
-                    return FrameReceived(frame_type, payload)
+                    return frame_type, payload
                 event = self._step(code, frame_type, payload)
             except RemoteError:
                 self.state = LinkState.CLOSED
@@ -342,7 +336,7 @@ class PeerEngine:
         )
         self._sendable = _BORN_TYPES if self.born else _UNBORN_TYPES
         self._takes_pieces = self.remote.version >= VERSION_OF_PIECES
-        self._reader.frame_bytes_max = self._limits.frame_bytes_max
+        self.reader.frame_bytes_max = self._limits.frame_bytes_max
         if self.remote.version < VERSION_OF_LARGE_FRAMES:
             self._remote_bytes_max = min(self._limits.frame_bytes_max, OLD_FRAME_BYTES_MAX)
 

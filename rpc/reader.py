@@ -82,6 +82,7 @@ class FrameReader:
     __slots__ = (
         "_chunk", "_crc", "_end", "_flags", "_length", "_own", "_own_end", "_pieces",
         "_pieces_bytes", "_pieces_type", "_spares", "_start", "_type", "frame_bytes_max",
+        "is_empty",
     )  # fmt: skip
 
     def __init__(self, *, frame_bytes_max: int) -> None:
@@ -99,6 +100,8 @@ class FrameReader:
         self._pieces_bytes = 0
         self._pieces_type = 0
         self._spares: list[bytearray] = []  # oldest first; views of them may exist
+        self.is_empty = True
+        """True if no byte followed the last frame when it was returned."""
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next received bytes; never empty."""
@@ -158,6 +161,7 @@ class FrameReader:
                 payload = self._chunk[start : start + length]
                 self._start = start + length
             self._length = -1
+            self.is_empty = self._start == self._end
             actual = crc32c(payload)
             if actual != self._crc:
                 raise CorruptFrame("frame payload", expected=self._crc, actual=actual)

@@ -21,13 +21,13 @@ from raft.messages import (
 from raft.types import Entry
 from rpc.hello import VERSION_OF_PIECES, RejectReason
 from rpc.lanes import in_lanes
-from rpc.peer import FrameReceived, FrameType, LinkState, Rejected
+from rpc.peer import FrameType, LinkState, Rejected
 from rpc.reader import HEAD_BYTES, PIECE_BYTES_MIN
 from tests.unit.rpc.test_peer import TWO, linked, move
 
 
 def payloads(events: list[object]) -> list[bytes]:
-    return [bytes(event.payload) for event in events if isinstance(event, FrameReceived)]
+    return [bytes(event[1]) for event in events if isinstance(event, tuple)]
 
 
 @pytest.mark.parametrize("part", [0, 1, HEAD_BYTES, 50_000])
