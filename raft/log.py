@@ -19,9 +19,13 @@ indexes no longer count, even if the disk reports them as done.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from ids import NO_INDEX, NO_TERM, Index, Offset, Term
 from raft.errors import Compacted, Contradiction, NotInMemory, Unavailable
 from raft.types import ENTRY_OVERHEAD_BYTES, Entry, Snapshot, Storage
+
+_data = attrgetter("data")
 
 
 class RaftLog:
@@ -356,12 +360,12 @@ def payload_bytes(entries: list[Entry]) -> int:
     """Return the number of payload bytes."""
     if len(entries) == 1:
         return len(entries[0].data)
-    return sum([len(entry.data) for entry in entries])
+    return sum(map(len, map(_data, entries)))
 
 
 def size_of(entries: list[Entry]) -> int:
     """Return the bytes that count towards message and apply limits."""
-    return payload_bytes(entries) + ENTRY_OVERHEAD_BYTES * len(entries)
+    return sum(map(len, map(_data, entries))) + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
 def limited(entries: list[Entry], bytes_max: int) -> list[Entry]:

@@ -135,8 +135,23 @@ class ReadyMaker:
         ready = Ready(entries=log.take_unwritten(), messages=raft.msgs)
         raft.msgs = []
         if log.applying != log.committed:
-            self._collect_committed(ready)
-        self._collect_states(ready)
+            try:
+                ready.committed_entries = log.take_committed(allow_unstable=self._allow_unstable)
+            except NotInMemory as answer:
+                raft.cold_reads.append(
+                    ColdRead(raft.id, answer.first, answer.end, log.applying_bytes_max)
+                )
+        if self._lead != raft.lead or self._state is not raft.state:
+            ready.soft_state = raft.soft_state()
+            self._lead = raft.lead
+            self._state = raft.state
+        is_persistent_change = self._term != raft.term or self._vote != raft.vote
+        if is_persistent_change or self._commit != log.committed:
+            ready.hard_state = raft.hard_state()
+            self._term = raft.term
+            self._vote = raft.vote
+            self._commit = log.committed
+        ready.must_sync = is_persistent_change or bool(ready.entries)
         if log.snapshot is not None and not log.snapshot_in_progress:
             ready.snapshot = log.snapshot
             log.snapshot_in_progress = True
@@ -163,30 +178,6 @@ class ReadyMaker:
         return steps
 
     # --- Parts of a Ready ----------------------------------------------------------------------
-
-    def _collect_states(self, ready: Ready) -> None:
-        raft = self._raft
-        if self._lead != raft.lead or self._state is not raft.state:
-            ready.soft_state = raft.soft_state()
-            self._lead = raft.lead
-            self._state = raft.state
-        commit = raft.log.committed
-        is_persistent_change = self._term != raft.term or self._vote != raft.vote
-        if is_persistent_change or self._commit != commit:
-            ready.hard_state = raft.hard_state()
-            self._term = raft.term
-            self._vote = raft.vote
-            self._commit = commit
-        ready.must_sync = is_persistent_change or bool(ready.entries)
-
-    def _collect_committed(self, ready: Ready) -> None:
-        raft = self._raft
-        try:
-            ready.committed_entries = raft.log.take_committed(allow_unstable=self._allow_unstable)
-        except NotInMemory as answer:
-            raft.cold_reads.append(
-                ColdRead(raft.id, answer.first, answer.end, raft.log.applying_bytes_max)
-            )
 
     def _address_storage(self, ready: Ready) -> None:
         """Asynchronous mode: turn requests to the storage into messages to it."""
