@@ -52,7 +52,7 @@ def frame(api_key: int, version: int, request: Any) -> bytes:
     """Return a request in wire format. The correlation id is 0: answers come in order."""
     module = codec(api_key)
     head = header.encode_request_header(
-        header.RequestHeader(api_key, version, 0, "bench", 0),
+        header.RequestHeader(api_key, version, 0, "bench"),
         is_flexible=version >= module.FLEXIBLE_FROM,
     )
     body = b"".join([head, *module.encode_request(request, version)])

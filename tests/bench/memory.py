@@ -198,7 +198,7 @@ class Crowd:
 
 
 def _framed(api_key: int, version: int, body: bytes, *, is_flexible: bool) -> bytes:
-    header = RequestHeader(api_key, version, 1, "crowd", 0)
+    header = RequestHeader(api_key, version, 1, "crowd")
     head = encode_request_header(header, is_flexible=is_flexible)
     return (len(head) + len(body)).to_bytes(4, "big") + head + body
 

@@ -108,7 +108,7 @@ def framed(body: bytes) -> bytes:
 
 def header(key: int, version: int, *, correlation_id: int = 1) -> bytes:
     """Return a request header, in the form for this key and version."""
-    fields = RequestHeader(key, version, correlation_id, "raw", 0)
+    fields = RequestHeader(key, version, correlation_id, "raw")
     return encode_request_header(fields, is_flexible=version >= FLEXIBLE_FROM.get(key, 32767))
 
 

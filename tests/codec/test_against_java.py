@@ -53,7 +53,7 @@ def test_headers_have_the_bytes_kafka_gives_them(oracle: Oracle) -> None:
     """Request headers 1 and 2, response headers 0 and 1."""
     lines, expected = [], []
     for client_id in (None, "", "client-é", "x" * 300):
-        header = RequestHeader(1, 11, -7, client_id, 0)
+        header = RequestHeader(1, 11, -7, client_id)
         fields = {"requestApiKey": 1, "requestApiVersion": 11, "correlationId": -7}
         text = json.dumps(fields | {"clientId": client_id})
         for version in (1, 2):

@@ -100,7 +100,7 @@ class Connection:
 
     def _send(self, key: int, version: int, body: bytes) -> None:
         self._correlation_id += 1
-        fields = header.RequestHeader(key, version, self._correlation_id, CLIENT_ID, 0)
+        fields = header.RequestHeader(key, version, self._correlation_id, CLIENT_ID)
         is_flexible = version >= registry.FLEXIBLE_FROM.get(key, 32767)
         frame = header.encode_request_header(fields, is_flexible=is_flexible) + body
         try:

@@ -154,7 +154,7 @@ class Server:
         """Return (cost, bytes of the answer, bytes replicated). Without an answer, 0 bytes."""
         self._correlation_id += 1
         header = encode_request_header(
-            RequestHeader(key, version, self._correlation_id, "price", 0),
+            RequestHeader(key, version, self._correlation_id, "price"),
             is_flexible=version >= registry.FLEXIBLE_FROM.get(key, 99),
         )
         frame = _FRAME.pack(len(header) + len(body)) + header + body

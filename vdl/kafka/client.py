@@ -175,7 +175,7 @@ class KafkaClient:
                 raise Unreachable(self._address, f"does not offer {module.NAME}")
             self._correlation_id += 1
             head = header.encode_request_header(
-                header.RequestHeader(api_key, version, self._correlation_id, self._client_id, 0),
+                header.RequestHeader(api_key, version, self._correlation_id, self._client_id),
                 is_flexible=version >= module.FLEXIBLE_FROM,
             )
             frame = b"".join([head, *module.encode_request(message, version)])

@@ -102,7 +102,7 @@ class ClientConnection:
         """Queue a request. `answer` is None for requests that have no response."""
         correlation_id = self._next_id
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
-        header = RequestHeader(api.API_KEY, version, correlation_id, self._client_id, 0)
+        header = RequestHeader(api.API_KEY, version, correlation_id, self._client_id)
         head = encode_request_header(header, is_flexible=version >= api.FLEXIBLE_FROM)
         body = api.encode_request(message, version)
         size = len(head) + sum(map(len, body))

@@ -128,6 +128,6 @@ class _Connection:
 
 
 def _framed(api_key: int, version: int, body: bytes) -> bytes:
-    header = RequestHeader(api_key, version, 1, "deaf", 0)
+    header = RequestHeader(api_key, version, 1, "deaf")
     head = encode_request_header(header, is_flexible=False)
     return (len(head) + len(body)).to_bytes(4, "big") + head + body

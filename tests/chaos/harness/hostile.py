@@ -84,7 +84,7 @@ class _Client(KafkaClient):
         module, version, body, client_id = sent
         self._correlation_id += 1
         head = header.encode_request_header(
-            header.RequestHeader(module.API_KEY, version, self._correlation_id, client_id, 0),
+            header.RequestHeader(module.API_KEY, version, self._correlation_id, client_id),
             is_flexible=version >= module.FLEXIBLE_FROM,
         )
         try:

@@ -607,7 +607,7 @@ class Client:
         """Return a request frame, and record that a response is expected."""
         self._correlation_id += 1
         header = encode_request_header(
-            RequestHeader(api_key, version, self._correlation_id, "fake", 0),
+            RequestHeader(api_key, version, self._correlation_id, "fake"),
             is_flexible=version >= registry.FLEXIBLE_FROM.get(api_key, 99),
         )
         self.expected.append((api_key, version, self._correlation_id))

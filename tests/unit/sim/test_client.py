@@ -53,11 +53,10 @@ def test_requests_are_what_a_server_reads() -> None:
             view = view[count:]
     versions = []
     while (frame := server.next_frame()) is not None:
-        header = decode_request_header(frame, FLEXIBLE_FROM)
-        assert header.client_id == "client-x"
-        body = frame[header.body_start :]
-        assert metadata.decode_request(body, header.api_version).topics is None
-        versions.append(header.api_version)
+        _, version, _, client_id, body_start = decode_request_header(frame, FLEXIBLE_FROM)
+        assert client_id == "client-x"
+        assert metadata.decode_request(frame[body_start:], version).topics is None
+        versions.append(version)
     assert versions == [8, 13]
 
 

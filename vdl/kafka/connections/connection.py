@@ -397,13 +397,15 @@ class Connection:
                     size = len(frame)
                     one = Request(SASL_AUTHENTICATE, BARE_TOKEN, 0, None, frame, size, now_ns)
                 else:
-                    header = decode_request_header(frame, FLEXIBLE_FROM)
+                    key, version, correlation_id, client_id, body_start = decode_request_header(
+                        frame, FLEXIBLE_FROM
+                    )
                     one = Request(
-                        header.api_key,
-                        header.api_version,
-                        header.correlation_id,
-                        header.client_id,
-                        frame[header.body_start :],
+                        key,
+                        version,
+                        correlation_id,
+                        client_id,
+                        frame[body_start:],
                         len(frame),
                         now_ns,
                         self.frame_since_ns,

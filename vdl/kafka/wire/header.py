@@ -23,17 +23,19 @@ _CORRELATION_ID = Struct(">i")
 
 @dataclass(slots=True)
 class RequestHeader:
-    """Header of a request. `body_start`: position of its body in the frame it was read from."""
+    """Header of a request."""
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
-    body_start: int
 
 
-def decode_request_header(frame: memoryview, flexible_from: Mapping[int, int]) -> RequestHeader:
-    """Read the header of a frame (without its length). Raises WireError.
+def decode_request_header(
+    frame: memoryview, flexible_from: Mapping[int, int]
+) -> tuple[int, int, int, str | None, int]:
+    """Return (API key, version, correlation id, client id, position of the body) of a frame, which
+    is without its length. Raises WireError.
 
     `flexible_from` gives the first flexible version of each API (`registry.FLEXIBLE_FROM`). For a
     key it lacks, the header is read as inflexible: the caller refuses such a request anyway.
@@ -60,11 +62,11 @@ def decode_request_header(frame: memoryview, flexible_from: Mapping[int, int]) -
                 pos = skip_tagged_fields(frame, pos, tags, size)
             except IndexError:
                 raise ShortBuffer("RequestHeader", size) from None
-    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+    return api_key, api_version, correlation_id, client_id, pos
 
 
 def encode_request_header(header: RequestHeader, *, is_flexible: bool) -> bytes:
-    """Return the header as bytes; `body_start` is not used."""
+    """Return the header as bytes."""
     client_id = b"" if header.client_id is None else header.client_id.encode()
     length = -1 if header.client_id is None else len(client_id)
     fixed = _FIXED.pack(header.api_key, header.api_version, header.correlation_id, length)

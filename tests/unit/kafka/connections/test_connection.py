@@ -35,7 +35,7 @@ PRODUCE = 0
 
 
 def request_frame(body: bytes, correlation_id: int = 1, version: int = 9) -> bytes:
-    header = RequestHeader(PRODUCE, version, correlation_id, "tests", 0)
+    header = RequestHeader(PRODUCE, version, correlation_id, "tests")
     head = encode_request_header(header, is_flexible=version >= 9)
     return struct.pack(">i", len(head) + len(body)) + head + body
 
