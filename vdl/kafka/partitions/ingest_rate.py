@@ -25,15 +25,11 @@ class IngestRate:
         """Invariant: the sum of `_bytes`."""
 
     def add(self, count: int, now_ns: int) -> None:
-        self._advance(now_ns // SLOT_NS)
+        self._total = self.per_second(now_ns) + count
         self._bytes[self._slot % SLOTS] += count
-        self._total += count
 
     def per_second(self, now_ns: int) -> int:
-        self._advance(now_ns // SLOT_NS)
-        return self._total
-
-    def _advance(self, slot: int) -> None:
+        slot = now_ns // SLOT_NS
         if slot - self._slot >= SLOTS:
             self._bytes = [0] * SLOTS
             self._total = 0
@@ -44,3 +40,4 @@ class IngestRate:
             self._total -= self._bytes[at]
             self._bytes[at] = 0
         assert self._total >= 0, self._total
+        return self._total

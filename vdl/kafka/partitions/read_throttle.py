@@ -114,7 +114,7 @@ class ReadThrottle:
             self._gap_ns += (min(now_ns - self.produced_ns, AT_WORK_NS) - self._gap_ns) // 4
             self._count()
             self._tenth_end_ns = now_ns - now_ns % SLOT_NS + SLOT_NS
-            self._look(now_ns, self._least(now_ns))
+            self.pace.look(now_ns, self._least(now_ns), is_waited_for=self.waiting > 0)
         self.produced_ns = now_ns
         self.waiting += 1
         self._came[group_id] = self._came.get(group_id, 0) + count
@@ -129,15 +129,12 @@ class ReadThrottle:
                 rate = self._by_group[group_id] = IngestRate()
             rate.add(count, at_ns)
         self._came.clear()
-        self._sweep(at_ns)
+        if at_ns - self._swept_ns >= _SECOND_NS:
+            self._sweep(at_ns)
 
     def _least(self, now_ns: int) -> int:
         """Return the bytes per second that all readers together get at least."""
         return max(self._floor, GAIN * self._ingest.per_second(now_ns))
-
-    def _look(self, now_ns: int, least: int) -> int:
-        """Return the bytes per second for all readers together."""
-        return self.pace.look(now_ns, least, is_waited_for=self.waiting > 0)
 
     def _at_work(self, now_ns: int) -> bool:
         """Return True if producers are active."""
@@ -154,7 +151,7 @@ class ReadThrottle:
             return Admission(reader, 0, bytes_max)
         self._count()
         least = self._least(now_ns)
-        rate = self._look(now_ns, least)
+        rate = self.pace.look(now_ns, least, is_waited_for=self.waiting > 0)
         readers = max(1, len(self._last))
         turn_bytes = rate * WAIT_NS_MAX // (_SECOND_NS * readers)
         count = min(bytes_max, READ_BYTES_MAX, max(READ_BYTES_MIN, turn_bytes))
@@ -216,9 +213,7 @@ class ReadThrottle:
             self._last[admission.reader] = last[0], count
 
     def _sweep(self, now_ns: int) -> None:
-        """Remove inactive producers and readers, once a second."""
-        if now_ns - self._swept_ns < _SECOND_NS:
-            return
+        """Remove inactive producers and readers. Use: once a second."""
         self._swept_ns = now_ns
         oldest_ns = now_ns - 2 * WAIT_NS_MAX
         self._last = {reader: last for reader, last in self._last.items() if last[0] > oldest_ns}
