@@ -138,6 +138,7 @@ class DiskStore:
             fs, f"{directory}/journal", workers, options, rng, logs, self, now_ns,
             recovered.identity.directory_id,
         )  # fmt: skip
+        self.submit = journal.submit
         self._queue = journal.queue
         self._allocation = journal.allocation
         self._checkpoints = CheckpointScheduler(
@@ -471,9 +472,6 @@ class DiskStore:
         if log.hard.commit <= log.flushed_index:
             self._checkpoints.dirty.pop(log.id, None)
         self._remove_files(log, batch.token)
-
-    def submit(self, *, urgent: bool = True) -> int:
-        return self._journal.submit(urgent=urgent)
 
     # --- callbacks of the subpackages: JournalOwner ---------------------------------------------
     def journal_written(self, batch: Batch | None) -> None:

@@ -56,7 +56,7 @@ class Jobs:
         self._handed: set[_Job] = set()
         self._then: Callable[[], None] | None = None
         self.is_over = False
-        self.on_rest: Callable[[], None] = _nothing
+        self.on_rest: Callable[[], None] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +101,7 @@ class Jobs:
         self._handed.discard(handed)
         if not self.is_over:
             handed.done(result)
-            if not self._handed:
+            if self.on_rest is not None and not self._handed:
                 self.on_rest()
         if self._then is not None:
             self._look(self._then)
@@ -110,7 +110,3 @@ class Jobs:
         if not any(job.has_begun and not job.has_ended for job in self._handed):
             self._then = None
             then()
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -264,7 +264,7 @@ class Journal:
         return is_covered
 
     # --- writing -------------------------------------------------------------------------------
-    def submit(self, *, urgent: bool) -> int:
+    def submit(self, *, urgent: bool = True) -> int:
         """See `Store.submit`."""
         queue = self.queue
         batch = queue.batch
@@ -334,7 +334,11 @@ class Journal:
         is_last = batch is None
         if batch is None:
             batch = queue.take()
-        needs_file = self._needs_file(batch, block_bytes(batch))
+        current, need = self._current, block_bytes(batch)
+        # An empty block may extend a full file.
+        needs_file = current is None or (
+            bool(batch.records) and current.position + need > current.capacity
+        )
         if needs_file and is_last and batch.records:
             # Taken now: by the time the file is ready, more has been staged, and a header with
             # that state would name records that are not durable yet.
@@ -537,16 +541,6 @@ class Journal:
             return batch, None
         return split(batch, room)
 
-    def _needs_file(self, batch: Batch, need: int) -> bool:
-        """Return True if a block of `need` bytes needs a new file.
-
-        An empty block may extend a full one.
-        """
-        current = self._current
-        if current is None:
-            return True
-        return bool(batch.records) and current.position + need > current.capacity
-
     def _header_bytes(self) -> int:
         return file_header_bytes(len(self._logs))
 
@@ -558,7 +552,7 @@ class Journal:
         need = padded(size)
         buffers: list[Buffer] = []
         file = self._current
-        if file is None or self._needs_file(batch, need):
+        if file is None or (batch.records and file.position + need > file.capacity):
             file = self.allocation.prepared.popleft()
             file.salt = self._rng.getrandbits(64)
             marks = batch.marks if batch.marks is not None else marks_of(self._logs)
