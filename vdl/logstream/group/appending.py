@@ -314,7 +314,7 @@ class Appending:
         """Complete the waiters up to `commit`: a majority holds their entries durably."""
         waiters, group = self.waiters, self._stream.group
         log, raft = group.log, group.node.raft
-        log_start = self._stream.log_start_offset
+        log_start = max(self._state.log_start_offset, log.log_start_offset)
         leads_in = raft.term if raft.state is StateType.LEADER else 0
         acked_by = raft.committed_by if leads_in else NONE
         if self._measured and self._measured <= commit:

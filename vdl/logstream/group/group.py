@@ -328,7 +328,7 @@ class Group:
         to be applied, it does not campaign (`raft.candidate`). While `is_loading`, its host forbids
         leading.
         """
-        return self.applied >= self.whole_at and not self.is_loading
+        return self.applied >= self.whole_at and self._state.loading is None
 
     @property
     def is_loading(self) -> bool:
@@ -358,20 +358,16 @@ class Group:
         """Present tick. `last_tick` may be much older, for a group at rest."""
         return self._tick()
 
-    def catch_up(self, tick: int) -> None:
+    def catch_up(self, tick: int) -> int:
         """Count ticks that have passed, without letting a timer fall due.
 
         Due timers are run by `fall_due`, and the message at hand may be the reason why one should
-        not run.
+        not run. Return the ticks until one is due.
         """
-        if tick > self.last_tick:
-            self._count_harmless(tick, self.node.ticks_until_due())
-
-    def _count_harmless(self, tick: int, due: int) -> int:
-        """Count ticks up to, not including, the one in `due` ticks. Return the ticks left to it."""
-        elapsed = tick - self.last_tick
+        due = self.node.ticks_until_due()
+        elapsed = max(0, tick - self.last_tick)
         harmless = min(elapsed, due - 1)
-        self.last_tick = tick
+        self.last_tick += elapsed
         if harmless < elapsed:
             self.owes_tick = True
         if harmless > 0:
@@ -399,13 +395,10 @@ class Group:
         Under load they nearly always have, and elections and check-quorum must not starve. Return
         the ticks until something is due again, and True if something was due.
         """
-        node = self.node
-        due = self._count_harmless(max(tick, self.last_tick), node.ticks_until_due())
+        due = self.catch_up(tick)
         if due > 1:
             return due, False
-        self.owes_tick = False
-        node.tick(1)
-        return node.ticks_until_due(), True
+        return self.count_owed(), True
 
     def commit_request(self) -> MsgAppResp:
         """Return a message that makes the leader send its commit index again, in case it was lost.

@@ -85,8 +85,9 @@ class Outbox:
         if not group.dirty and not self.is_closed:
             group.dirty = True
             self.dirty.append(group)
-            if not self.is_scheduled:
-                self.schedule()
+            if not self.is_scheduled:  # as `schedule`, without a call for each group
+                self.is_scheduled = True
+                self._clock.call_soon(self.run_turn)
 
     def note_staged(self, group: Group) -> None:
         """Note that data of the group were staged outside its pump: they leave with this turn."""

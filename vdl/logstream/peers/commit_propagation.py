@@ -36,6 +36,8 @@ class CommitPropagation:
 
         Often it is not needed, or only a commit index is to be sent, which can wait.
         """
+        if group.dirty:
+            return  # its pump looks at all of it
         if group.needs_pump:
             self._outbox.mark_dirty(group)
         elif group.node.raft.commit_news_due:
