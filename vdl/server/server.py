@@ -144,6 +144,8 @@ class Server:
         self.clock = clock
         self.state = ServerState.ASKING
         self.host: Host | None = None
+        self.frame = self._frame_before_birth
+        """See `PeerHandler.frame`; the host's own method once there is one."""
         self.frontend: Frontend | None = None
         self.whole_set_stops = False
         """True if a stop of all servers was announced: no leadership needs to be handed over."""
@@ -317,10 +319,10 @@ class Server:
         elif self._birth is not None:
             self._birth.seed_left(server_id)
 
-    def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
-        if self.host is not None:
-            self.host.frame(server_id, frame_type, payload)
-        elif frame_type is FrameType.ANSWER:
+    def _frame_before_birth(
+        self, server_id: ServerId, frame_type: FrameType, payload: memoryview
+    ) -> None:
+        if frame_type is FrameType.ANSWER:
             self._answered(server_id, payload)
 
     def _answered(self, server_id: ServerId, payload: memoryview) -> None:
@@ -469,6 +471,7 @@ class Server:
             )
         )
         self.host = host
+        self.frame = host.frame
         context = Context(
             host=host,
             config=config.kafka,
