@@ -298,7 +298,10 @@ def group_from(stored: StoredGroup) -> ConsumerGroup:
 
 def protocols_bytes(protocols: list[Protocol]) -> int:
     """Return the estimated size of protocols in a snapshot."""
-    return sum(text_bytes(protocol.name) + len(protocol.metadata) + 8 for protocol in protocols)
+    size = 8 * len(protocols)
+    for protocol in protocols:
+        size += text_bytes(protocol.name) + len(protocol.metadata)
+    return size
 
 
 def client_bytes(client_id: str, client_host: str) -> int:

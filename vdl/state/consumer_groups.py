@@ -160,13 +160,11 @@ Kafka's bound is the size of a batch, 1 MiB by default.
 class ConsumerGroups:
     """All classic groups; see the module. Other modules only read `groups`."""
 
-    __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
+    __slots__ = ("_changed", "_dirty", "_held", "_members", "groups")
 
     def __init__(self, changed: ChangedParts) -> None:
         """Notify `changed` of groups that change or are removed."""
         self._changed = changed
-        self.bytes_max = 1 << 62
-        """Current size limit of all groups, set by the coordinator."""
         self._held = HeldBytes()
         self.groups: dict[str, ConsumerGroup] = {}
         self._members = 0
@@ -187,22 +185,17 @@ class ConsumerGroups:
         self._held.stale.add(group_id)
         self._changed.classic_group(group_id)
 
-    def _refusal(self, group: ConsumerGroup, more: int) -> ErrorCode:
-        """Return why a group may not grow by `more` bytes, NONE if it may. 0 or less always fit."""
-        if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
-            return ErrorCode.GROUP_MAX_SIZE_REACHED
-        if more > 0 and self.bytes_held + more > self.bytes_max:
-            return COORDINATOR_IS_FULL
-        return ErrorCode.NONE
-
     def growth(self, command: commands.JoinGroup) -> int:
         """Return how many bytes a join adds to its group at most."""
         group = self.groups.get(command.group_id)
         return _growth(ConsumerGroup(command.group_id, 0) if group is None else group, command)
 
     # --- joining ---------------------------------------------------------------------------
-    def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
-        """Join by member id, by instance id, or as a new member (KIP-62, KIP-345, KIP-394)."""
+    def join(self, command: commands.JoinGroup, now_ms: int, free_bytes: int) -> JoinAnswer:
+        """Join by member id, by instance id, or as a new member (KIP-62, KIP-345, KIP-394).
+
+        `free_bytes`: size by which all groups may grow, also in `sync`.
+        """
         group = self.groups.get(command.group_id)
         if group is None:
             if command.member_id:
@@ -211,7 +204,7 @@ class ConsumerGroups:
         if not group.supports(command.protocol_type, command.protocols):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
         # State that does not fit a snapshot could never be restored from another replica.
-        refusal = self._refusal(group, _growth(group, command))
+        refusal = _refusal(group, _growth(group, command), free_bytes)
         if refusal is not ErrorCode.NONE:
             return JoinAnswer(refusal, command.member_id)
         if command.member_id:
@@ -359,7 +352,7 @@ class ConsumerGroups:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
 
-    def sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
+    def sync(self, command: commands.SyncGroup, now_ms: int, free_bytes: int) -> SyncAnswer:
         """Make the generation stable with the leader's assignment; later syncs change nothing."""
         error = self.check_sync(command)
         if error is not ErrorCode.NONE:
@@ -372,7 +365,7 @@ class ConsumerGroups:
         members = group.members.values()
         more = sum(len(assignments.get(member.member_id, b"")) for member in members)
         more -= sum(len(member.assignment) for member in members)
-        refusal = self._refusal(group, more)
+        refusal = _refusal(group, more, free_bytes)
         if refusal is not ErrorCode.NONE:
             is_full = refusal is COORDINATOR_IS_FULL
             return SyncAnswer(SYNC_IS_FULL if is_full else ErrorCode.MESSAGE_TOO_LARGE)
@@ -611,6 +604,13 @@ class ConsumerGroups:
         self._members = sum(len(group.members) for group in groups)
         self._dirty = set()
         self._held.load(self.groups)
+
+
+def _refusal(group: ConsumerGroup, more: int, free_bytes: int) -> ErrorCode:
+    """Return why a group may not grow by `more` bytes, NONE if it may. 0 or less always fit."""
+    if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    return COORDINATOR_IS_FULL if more > max(0, free_bytes) else ErrorCode.NONE
 
 
 def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:

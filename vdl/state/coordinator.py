@@ -298,8 +298,7 @@ class Coordinator:
         if self.is_barred(command.group_id, GroupKind.CLASSIC):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
         before = self.kind_of(command.group_id)
-        self.groups.bytes_max = self._room(self.groups.bytes_held)
-        answer = self.groups.join(command, now_ms)
+        answer = self.groups.join(command, now_ms, self._room(0))
         if before not in (None, GroupKind.CLASSIC) and command.group_id in self.groups.groups:
             self.tables[before].drop(command.group_id)
             answer.events.insert(0, GroupTouched(command.group_id, before))
@@ -309,8 +308,7 @@ class Coordinator:
         if self.has_consumers(command.group_id):
             # The group was upgraded meanwhile; the classic leader's assignment no longer counts.
             return SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
-        self.groups.bytes_max = self._room(self.groups.bytes_held)
-        return self.groups.sync(command, now_ms)
+        return self.groups.sync(command, now_ms, self._room(0))
 
     def has_consumers(self, group_id: str) -> bool:
         """Return True for a group of the newer protocol with members, classic ones included."""
