@@ -1,4 +1,4 @@
-"""Raft messages: one dataclass per type, and each field has one meaning.
+"""Raft messages: one struct per type, and each field has one meaning.
 
 Every message begins with `to`, `from_`, `term`. Between peers `term` is the sender's term; a
 pre-vote request and its grant carry the term in which the sender *would* campaign. `term` 0 marks
@@ -15,19 +15,22 @@ There are four kinds:
 
 The host transports messages and does not inspect those between peers. Messages between two nodes
 may be lost, repeated and reordered; those to and from the local storage may not.
+
+Messages are structs of msgspec, not dataclasses: a record takes dozens of objects on its way, and
+the constructor of a struct is no Python call. So are other objects that are made for each record.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+import msgspec
 
 from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from raft.types import NONE, Entry, Snapshot
 
 
-@dataclass(slots=True)
-class MsgApp:
+class MsgApp(msgspec.Struct):
     """AppendEntries (§5.3). If empty, a probe or an update of the commit index."""
 
     to: NodeId
@@ -41,8 +44,7 @@ class MsgApp:
     commit: Index
 
 
-@dataclass(slots=True)
-class MsgAppResp:
+class MsgAppResp(msgspec.Struct):
     """Answer to MsgApp and MsgSnap; also the leader's message to itself after its own sync.
 
     `index`, if accepted: everything up to it matches and is durable. If rejected: the `index` of
@@ -60,8 +62,7 @@ class MsgAppResp:
     """Rejected: the term of the follower's entry at `reject_hint`."""
 
 
-@dataclass(slots=True)
-class MsgVote:
+class MsgVote(msgspec.Struct):
     """RequestVote (§5.2, §5.4.1)."""
 
     to: NodeId
@@ -75,8 +76,7 @@ class MsgVote:
     """True if the old leader initiated this election: voters ignore their lease (§4.2.3)."""
 
 
-@dataclass(slots=True)
-class MsgVoteResp:
+class MsgVoteResp(msgspec.Struct):
     """Answer to MsgVote; also a candidate's vote for itself."""
 
     to: NodeId
@@ -85,8 +85,7 @@ class MsgVoteResp:
     reject: bool = False
 
 
-@dataclass(slots=True)
-class MsgPreVote:
+class MsgPreVote(msgspec.Struct):
     """Pre-vote request: would the receiver grant a vote in `term`? (thesis §9.6)"""
 
     to: NodeId
@@ -97,8 +96,7 @@ class MsgPreVote:
     transfer: bool = False
 
 
-@dataclass(slots=True)
-class MsgPreVoteResp:
+class MsgPreVoteResp(msgspec.Struct):
     """Answer to MsgPreVote. A grant carries the requested term, a rejection the voter's own."""
 
     to: NodeId
@@ -107,8 +105,7 @@ class MsgPreVoteResp:
     reject: bool = False
 
 
-@dataclass(slots=True)
-class MsgHeartbeat:
+class MsgHeartbeat(msgspec.Struct):
     """Proof that the leader is alive (§5.2)."""
 
     to: NodeId
@@ -120,8 +117,7 @@ class MsgHeartbeat:
     """Round of the newest read index request that answers confirm (`raft.reads`)."""
 
 
-@dataclass(slots=True)
-class MsgHeartbeatResp:
+class MsgHeartbeatResp(msgspec.Struct):
     """Answer to MsgHeartbeat, with its context."""
 
     to: NodeId
@@ -130,8 +126,7 @@ class MsgHeartbeatResp:
     context: bytes = b""
 
 
-@dataclass(slots=True)
-class MsgCommit:
+class MsgCommit(msgspec.Struct):
     """Update of the commit index (`Config.commit_apart`): a heartbeat without an answer.
 
     If it is lost, a follower that needs the commit index requests it.
@@ -144,8 +139,7 @@ class MsgCommit:
     """Commit index, never above what the peer is known to have."""
 
 
-@dataclass(slots=True)
-class MsgSnap:
+class MsgSnap(msgspec.Struct):
     """InstallSnapshot (§7), in one message: snapshots are a few hundred bytes."""
 
     to: NodeId
@@ -154,8 +148,7 @@ class MsgSnap:
     snapshot: Snapshot
 
 
-@dataclass(slots=True)
-class MsgTimeoutNow:
+class MsgTimeoutNow(msgspec.Struct):
     """Order to campaign at once, because leadership is transferred to `to` (thesis §3.10)."""
 
     to: NodeId
@@ -163,8 +156,7 @@ class MsgTimeoutNow:
     term: Term
 
 
-@dataclass(slots=True)
-class MsgTransferLeader:
+class MsgTransferLeader(msgspec.Struct):
     """Request to make `from_` the leader, whichever node sends it. Followers forward it."""
 
     to: NodeId
@@ -172,8 +164,7 @@ class MsgTransferLeader:
     term: Term
 
 
-@dataclass(slots=True)
-class MsgProp:
+class MsgProp(msgspec.Struct):
     """Proposal forwarded by a follower; `term` is 0."""
 
     to: NodeId
@@ -182,8 +173,7 @@ class MsgProp:
     entries: list[Entry]
 
 
-@dataclass(slots=True)
-class MsgReadIndex:
+class MsgReadIndex(msgspec.Struct):
     """Read index request forwarded by a follower (thesis §6.4); `term` is 0."""
 
     to: NodeId
@@ -192,8 +182,7 @@ class MsgReadIndex:
     context: bytes
 
 
-@dataclass(slots=True)
-class MsgReadIndexResp:
+class MsgReadIndexResp(msgspec.Struct):
     """Answer to MsgReadIndex."""
 
     to: NodeId
@@ -203,8 +192,7 @@ class MsgReadIndexResp:
     context: bytes
 
 
-@dataclass(slots=True)
-class MsgStorageAppend:
+class MsgStorageAppend(msgspec.Struct):
     """Request to write to stable storage, in order, and then deliver `responses`.
 
     `term`, `vote`, `commit` are the new hard state, all 0 if it did not change. A message without
@@ -217,16 +205,15 @@ class MsgStorageAppend:
     term: Term = NO_TERM
     vote: NodeId = NONE
     commit: Index = NO_INDEX
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = msgspec.field(default_factory=list)
     """Entries to append. If the first one's index is inside the log, truncate there first."""
     snapshot: Snapshot | None = None
     """Snapshot that replaces the log. Comes without entries."""
-    responses: list[Message] = field(default_factory=list)
+    responses: list[Message] = msgspec.field(default_factory=list)
     must_sync: bool = False
 
 
-@dataclass(slots=True)
-class MsgStorageAppendResp:
+class MsgStorageAppendResp(msgspec.Struct):
     """Answer of the storage: everything up to (`log_term`, `index`) and `snapshot` is durable.
 
     `term` is the node's term when the write was given out. After a change of term the core ignores
@@ -245,8 +232,7 @@ class MsgStorageAppendResp:
     """Durable vote of the node in `term`; 0 if none is pending."""
 
 
-@dataclass(slots=True)
-class MsgStorageApply:
+class MsgStorageApply(msgspec.Struct):
     """Request to apply these committed and locally durable entries, then deliver `responses`."""
 
     to: NodeId
@@ -256,8 +242,7 @@ class MsgStorageApply:
     responses: list[Message]
 
 
-@dataclass(slots=True)
-class MsgStorageApplyResp:
+class MsgStorageApplyResp(msgspec.Struct):
     """Answer of the state machine: the entries have been applied."""
 
     to: NodeId

@@ -20,7 +20,7 @@ overwrites, so the pair (term, index) of an answer identifies one write.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from ids import NO_TERM, Index, NodeId, Term
 from raft import candidate, leader
@@ -48,23 +48,22 @@ from raft.types import (
 )
 
 
-@dataclass(slots=True)
-class Ready:
+class Ready(msgspec.Struct):
     """Work that a node requests. The host owns the lists; entries and messages are shared."""
 
     soft_state: SoftState | None = None
     """Set when leader or role changed."""
     hard_state: HardState | None = None
     """Set when term, vote or commit changed."""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = msgspec.field(default_factory=list)
     """Entries to make durable. If the first one's index is inside the log, truncate there first."""
     snapshot: Snapshot | None = None
     """Snapshot that replaces the log and the state machine."""
-    committed_entries: list[Entry] = field(default_factory=list)
+    committed_entries: list[Entry] = msgspec.field(default_factory=list)
     """Entries to apply, in order."""
-    messages: list[Message] = field(default_factory=list)
-    read_states: list[ReadState] = field(default_factory=list)
-    cold_reads: list[ColdRead] = field(default_factory=list)
+    messages: list[Message] = msgspec.field(default_factory=list)
+    read_states: list[ReadState] = msgspec.field(default_factory=list)
+    cold_reads: list[ColdRead] = msgspec.field(default_factory=list)
     """Entries to read from disk, for peers or for applying here; see `ColdRead`."""
     must_sync: bool = False
     """True if entries or hard state must be on disk before anything that depends on them. A

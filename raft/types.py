@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from ids import NO_INDEX, NO_TERM, Index, NodeId, Offset, Term
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -54,8 +56,7 @@ CONF_CHANGE_KINDS: Final = (EntryKind.CONF_CHANGE, EntryKind.CONF_CHANGE_V2)
 """Kinds whose payload is a membership change."""
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct):
     """One log entry.
 
     Invariant: `base_offset` is dense: the previous entry's base_offset + records.
@@ -82,8 +83,7 @@ class StateType(IntEnum):
     LEADER = 3
 
 
-@dataclass(frozen=True, slots=True)
-class HardState:
+class HardState(msgspec.Struct, frozen=True):
     """State that must be durable before messages depending on it leave (Figure 2, "persistent")."""
 
     term: Term = NO_TERM

@@ -18,6 +18,8 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import Protocol
 
+import msgspec
+
 from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
@@ -117,8 +119,7 @@ class CheckpointOwner(Protocol):
         """React to a disk that can no longer be trusted."""
 
 
-@dataclass(slots=True)
-class Round:
+class Round(msgspec.Struct):
     """A checkpoint by time, done in parts."""
 
     journaled: tuple[int, int]

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from ids import DirectoryId, LogId
 from segments.api import Buffer, StoreOptions, Workers
@@ -107,8 +108,7 @@ _MOVES = (
 _MAY_WRITE = (WriterState.IDLE, WriterState.AWAITING_FILE)
 
 
-@dataclass(slots=True)
-class _Write:
+class _Write(msgspec.Struct):
     """One block being written: `part` of a batch, in `file` from `position` to `end`.
 
     `done_batch` is the batch that becomes durable with it. `crc_before` restores the chain if the

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+import msgspec
 from crc32c import crc32c
 
 from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, Offset, ReplicaNumber, Term
@@ -81,8 +82,7 @@ LOOKS_MAX = 1024
 share the thread."""
 
 
-@dataclass(slots=True)
-class Span:
+class Span(msgspec.Struct):
     """Entries [first, last] of a log that a batch carries."""
 
     log: DiskLog
@@ -90,8 +90,7 @@ class Span:
     last: Index
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """Entries [first, last] of one log that journal file `sequence` holds durably."""
 
     sequence: int

@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
+
+import msgspec
 
 from raft import describe
 from raft.config import Config
@@ -360,7 +362,7 @@ class Cluster:
             return
         work = server.append_work.pop(0)
         self._print("Processing:")
-        self._print(describe.message(replace(work, responses=[])))
+        self._print(describe.message(msgspec.structs.replace(work, responses=[])))
         hard_state = HardState(work.term, work.vote, work.commit)
         _write(
             server,
@@ -377,7 +379,7 @@ class Cluster:
             return
         work = server.apply_work.pop(0)
         self._print("Processing:")
-        self._print(describe.message(replace(work, responses=[])))
+        self._print(describe.message(msgspec.structs.replace(work, responses=[])))
         _apply(server, work.entries)
         self._respond(work.responses)
 

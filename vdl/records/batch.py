@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from vdl.errors import ErrorCode, KafkaError, VdlError
@@ -91,8 +92,7 @@ class CorruptBatch(VdlError):
         self.position = position
 
 
-@dataclass(slots=True)
-class BatchHeader:
+class BatchHeader(msgspec.Struct):
     """Header of a batch: the 61 bytes before the records, in wire order."""
 
     base_offset: int

@@ -40,9 +40,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
+
+import msgspec
 
 from segments.api import Buffer
 from vdl.clock import MS
@@ -233,8 +234,7 @@ class FrameReader:
         self._end = arrived
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One request as it arrived. `body` is writable, and a view of the connection's memory."""
 
     api_key: int

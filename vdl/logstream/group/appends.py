@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ids import NO_INDEX, NO_OFFSET, NO_TERM, NodeId, Offset, Term
 from raft.types import NONE
@@ -19,8 +20,7 @@ NO_BATCH = memoryview(b"")
 """Batch of an append that is in the log."""
 
 
-@dataclass(slots=True)
-class Appended:
+class Appended(msgspec.Struct):
     """Outcome of appending one batch."""
 
     error: ErrorCode
