@@ -12,8 +12,9 @@ Rules:
   `login_bytes_max`.
 * Memory is charged to the server-wide accounts (`limits.memory`) before it is taken: requests that
   arrive or are unanswered, and what they become when they are decoded.
-* A turn of the loop has a budget for starting requests (`turn_budget`). A connection without budget
-  waits for its turn, and is not read if it sends more meanwhile.
+* A turn of the loop has a budget for starting requests (`turn_budget`), and a principal over its
+  share of the loop a part of that (`loop_shares`). A connection without budget waits for its turn,
+  and is not read if it sends more meanwhile.
 * A Produce waits while the host, the checks of its principal's batches, or another large Produce
   leave it no room. A change waits while its principal's part of the audit log is full.
 * A client over its quota (`limits.client_quotas`) is not read for its throttle time. Requests that
@@ -34,6 +35,7 @@ from vdl.clock import MS, Timer
 from vdl.kafka.answer import Later, Reply
 from vdl.kafka.api import API, Api
 from vdl.kafka.connections.connection import Request
+from vdl.kafka.connections.loop_shares import USUAL_FETCH_BYTES
 from vdl.kafka.connections.turn import Turn
 from vdl.kafka.connections.turn_budget import SMALL_REQUEST_BYTES
 from vdl.kafka.connections.wide_request import WideRequest
@@ -44,6 +46,8 @@ from vdl.kafka.permissions.rules import Finish
 from vdl.kafka.permissions.table import CHANGES
 from vdl.kafka.security.audit import FULL_RETRY_MS
 from vdl.logstream.options import LARGE_LED_BYTES_MAX
+
+_FETCH = 1
 
 
 class Reason(Enum):
@@ -177,6 +181,7 @@ class Admission:
         "start_waits_for",
         "started",
         "throttled_until_ns",
+        "use",
         "waiting",
     )
 
@@ -190,6 +195,8 @@ class Admission:
         """`wake` lets the session proceed at the end of the turn, `resume` at once."""
         self._turn = turn
         self._info = info
+        self.use = turn.shares.of(info.asker)
+        """Use of the loop by the client's principal."""
         self._wake = wake
         self._resume = resume
         self.waiting: deque[Request] = deque()
@@ -209,7 +216,7 @@ class Admission:
         self.shared_by: object = None
         """See `Starter`."""
         self._in_line = False
-        """True while it has a place in the line of `StartBudget`."""
+        """True while it has a place in the line of `StartBudget`, or in the `RestingLine`."""
         self._reads_ahead = False
         """True if more bytes arrived meanwhile."""
         self._will_retry = False
@@ -249,7 +256,10 @@ class Admission:
             return self.waiting.popleft()
         turn = self._turn
         context, budget, size = turn.context, turn.start_budget, request.bytes
-        if budget.started_ns >= budget.until_ns:
+        if self.use.is_over and self._is_held_back(api, size):
+            if not self._has_slice():
+                return self._waits(Reason.TURN)
+        elif budget.started_ns >= budget.until_ns:
             is_small = size <= SMALL_REQUEST_BYTES and not api.pipelined
             since_ns = request.arrived_ns if api.pipelined else idle_since_ns
             if not self._has_turn(since_ns, is_small=is_small):
@@ -270,8 +280,10 @@ class Admission:
             if size > DECODED_FROM_BYTES and not self._may_decode(api, request):
                 return self._waits(Reason.DECODED_MEMORY)
         self.start_waits_for = Reason.NONE
-        budget.started_ns = context.clock.now_ns()
+        budget.started_ns = now_ns = context.clock.now_ns()
         budget.starts += 1
+        if now_ns >= turn.shares.looks_ns:
+            turn.shares.look(now_ns)
         return self.waiting.popleft()
 
     def may_go_on(self, since_ns: int) -> bool:
@@ -279,11 +291,14 @@ class Admission:
 
         If not, it waits for its turn since `since_ns`.
         """
-        budget = self._turn.start_budget
-        if budget.started_ns >= budget.until_ns and not self._has_turn(since_ns):
+        turn = self._turn
+        budget = turn.start_budget
+        if not self._has_further_turn(since_ns):
             return False
-        budget.started_ns = self._turn.context.clock.now_ns()
+        budget.started_ns = now_ns = turn.context.clock.now_ns()
         budget.starts += 1
+        if now_ns >= turn.shares.looks_ns:
+            turn.shares.look(now_ns)
         return True
 
     def may_build(self, since_ns: int, *, must_finish: bool) -> bool:
@@ -293,7 +308,7 @@ class Admission:
         is built already, and has to be finished to free its memory.
         """
         budget = self._turn.start_budget
-        if budget.started_ns >= budget.until_ns and not self._has_turn(since_ns):
+        if not self._has_further_turn(since_ns):
             return False
         if not (must_finish or self._has_answer_room()):
             return False
@@ -321,10 +336,32 @@ class Admission:
         """See `Starter`."""
         return self._info.asker
 
+    def logged_in(self) -> None:
+        """Count what follows as use of the principal that the client has proved to be."""
+        self.use = self._turn.shares.of(self._info.asker)
+
     def _has_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
         """Return True if the turn's budget allows a start; if not, take a place in its line."""
         if not self._in_line:
             self._in_line = not self._turn.start_budget.may_start(self, since_ns, is_small=is_small)
+        return not self._in_line
+
+    def _has_further_turn(self, since_ns: int) -> bool:
+        """Return True if the oldest started request may go on; if not, take a place in a line."""
+        exchange = self.started[0]
+        if self.use.is_over and self._is_held_back(exchange.api, exchange.bytes):
+            return self._has_slice()
+        budget = self._turn.start_budget
+        return budget.started_ns < budget.until_ns or self._has_turn(since_ns)
+
+    def _is_held_back(self, api: Api, size: int) -> bool:
+        """Return True if a request waits while its principal is over its share of the loop."""
+        return not (api.pipelined or (api.key == _FETCH and size <= USUAL_FETCH_BYTES))
+
+    def _has_slice(self) -> bool:
+        """Return True if it may start as one of a principal over its share; if not, wait."""
+        if not self._in_line:
+            self._in_line = not self._turn.resting_line.may_start(self)
         return not self._in_line
 
     def resume_starting(self) -> None:
@@ -554,6 +591,7 @@ class Admission:
         turn.waiting_to_start.pop(self, None)
         if self._in_line:
             turn.start_budget.leave(self)
+            turn.resting_line.leave(self)
         # Break the reference cycle with the session, or it stays until the collector finds it.
         self._wake = self._resume = _is_over
 

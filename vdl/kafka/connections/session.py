@@ -338,6 +338,10 @@ class Session:
             return
         turn, version = self._turn, request.api_version
         now_ns = turn.start_budget.started_ns
+        use = self.admission.use
+        if not use.is_noted:
+            turn.shares.note(use)
+        use.used_ns += request.bytes
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         login = self.info.login
@@ -468,7 +472,8 @@ class Session:
             exchange.request = message
             answer = error
         exchange.answer = answer
-        exchange.worked_ns = context.clock.now_ns()
+        exchange.worked_ns = now_ns = context.clock.now_ns()
+        self.admission.use.used_ns += now_ns - self._turn.start_budget.started_ns
         if type(answer) is Later and not answer.done:
             answer.when_done(self.mark)
             if self.admission.decoded:
@@ -539,9 +544,10 @@ class Session:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
                 answer = error
+            used_ns = self._turn.context.clock.now_ns() - self._turn.start_budget.started_ns
+            admission.use.used_ns += used_ns
             if exchange.measured is not None:
-                now_ns = self._turn.context.clock.now_ns()
-                exchange.used_ns += now_ns - self._turn.start_budget.started_ns
+                exchange.used_ns += used_ns
         if wide is not None:
             if self._goes_on(exchange, wide, answer):
                 return True
@@ -697,6 +703,7 @@ class Session:
             context.clock.call_later(_REFUSED_NS, self._refusal_is_read)
         elif login.state is LoginState.DONE:
             connection.frames.bytes_max = context.config.request_bytes_max
+            self.admission.logged_in()
             self._on_proved(self)
 
     def _refusal_is_read(self) -> None:

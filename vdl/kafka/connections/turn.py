@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from vdl.clock import MS, Timer
+from vdl.kafka.connections.loop_shares import LoopShares, RestingLine
 from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
 from vdl.kafka.context import Context
 
@@ -34,7 +35,9 @@ class Turn:
         "known_ns",
         "large_requests",
         "receive_budget",
+        "resting_line",
         "send_budget",
+        "shares",
         "start_budget",
         "waiting_to_start",
     )
@@ -44,6 +47,9 @@ class Turn:
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
         self.start_budget = StartBudget(context.clock)
+        share = context.config.loop_percent / 100
+        self.shares = LoopShares(share)
+        self.resting_line = RestingLine(context.clock, share)
         self.known_ns = 0
         """Time at which the first answer of the last turn became known. Use: `ApiStats`."""
         self.large_requests: dict[object, Callable[[], None]] = {}

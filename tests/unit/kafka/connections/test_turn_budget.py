@@ -277,8 +277,8 @@ class BusyTime(VirtualTime):
 class CostlyWorld(World):
     """A world in which an ApiVersions request takes `cost_ns` of its server's loop."""
 
-    def __init__(self) -> None:
-        super().__init__(time=BusyTime())
+    def __init__(self, config: KafkaOptions | None = None) -> None:
+        super().__init__(config, time=BusyTime())
         self.cost_ns = COST_NS
         self.started: list[int] = []
         """Connections of the requests that have started, in order."""
