@@ -18,6 +18,8 @@
 #   make host-death     twelve servers as three hosts, one of which dies under load; two minutes
 #   make hostile        10,000 silent connections on each port of a secured set, and forty hostile clients
 #                       beside its users
+#   make beside         latency beside hostile clients where every server has a processor of its own;
+#                       ONLY="groups tokens" selects kinds of requests; PERCENT=25 sets request.loop_percent
 #   make eos            long runs of exactly-once: Kafka Streams, Connect and Flink with kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       tests of properties with new random examples; TIMES=10
@@ -76,11 +78,12 @@ CI_STAGES ?=
 BENCH_ARGS ?=
 export PEER ?=
 export PEER_COMMAND ?=
+export PERCENT ?= 100
 # Quiet: pip warns of editable installations, which are intended here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night grow host-death hostile examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night grow host-death hostile beside examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -180,6 +183,9 @@ host-death: $(DEV)
 hostile: $(DEV)
 	@exec env SILENT=10000 HOSTILE_SECONDS=300 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
 	  tests/chaos/test_silent_ports.py tests/chaos/test_hostile_clients.py
+
+beside: $(DEV)
+	@exec $(BIN)/python -m tests.price.beside $(if $(ONLY),--kinds $(ONLY))
 
 # Tests of properties, TIMES times. A failure is printed with the command that repeats it. Tests of the
 # pipeline are skipped if Spark's libraries are missing (`make setup-spark`).
