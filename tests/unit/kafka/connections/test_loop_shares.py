@@ -85,8 +85,8 @@ class Load:
 
 
 def test_crowd_of_one_principal_leaves_the_loop_idle_for_others(costly: CostlyWorld) -> None:
-    """Another principal waits for what is being done only, a slice; the crowd has a quarter of the
-    loop, all of it when nobody else uses it, before and afterwards."""
+    """Another principal waits for one slice at most. The crowd has a quarter of the loop, and
+    all of it before the other one comes and after it has gone."""
     load, other = Load(costly), costly.client(OTHER)
     alone = load.served(400)
     assert alone * COST_NS >= 350 * MS
