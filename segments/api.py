@@ -44,6 +44,8 @@ from segments.boots import Boot
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 INSTALLED_STATE_BYTES_MAX = 160 << 20
+NEVER_AHEAD = 1 << 62
+"""`Store.ahead_bytes_min` of a store that writes nothing ahead."""
 ENTRY_FRAME_BYTES = 48
 """Bytes per entry besides its data, in memory and on disk."""
 
@@ -521,6 +523,10 @@ class Store(Protocol):
         """
 
     @property
+    def ahead_bytes_min(self) -> int:
+        """Size of an entry from which on `append_ahead` should be used."""
+
+    @property
     def flushable_bytes(self) -> int:
         """Unflushed bytes that a flush would free, because their entries are committed.
 
@@ -657,6 +663,15 @@ class Store(Protocol):
         """Stage consecutive entries that start at or below `last_index + 1`.
 
         The log is first truncated from there on (never at or below commit).
+        """
+
+    def append_ahead(self, log: Log, entry: EntryLike, staged: Callable[[], None]) -> bool:
+        """Write the log's next entry, a large one, durably, and stage it then: call `staged`.
+
+        Until then the entry is not in the log, nothing else may be appended to the log, and blocks
+        do not wait for it. Its memory counts as of `append`. `staged` is not called if the log is
+        reset or deleted, or the store closed. Return False, with nothing done, if the entry cannot
+        be written ahead; the caller then appends it.
         """
 
     def set_hard_state(self, log: Log, state: HardState) -> None:

@@ -34,6 +34,7 @@ from ids import (
     indexes,
 )
 from segments.api import (
+    NEVER_AHEAD,
     Buffer,
     Compacted,
     Compaction,
@@ -381,6 +382,10 @@ class MemoryStore:
         return 0
 
     @property
+    def ahead_bytes_min(self) -> int:
+        return NEVER_AHEAD
+
+    @property
     def flushable_bytes(self) -> int:
         return 0
 
@@ -516,6 +521,9 @@ class MemoryStore:
             )
         state.append(entries)
         self._stage(state.log_id, lambda durable: durable.append(stored))
+
+    def append_ahead(self, log: Log, entry: EntryLike, staged: Callable[[], None]) -> bool:
+        return False
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         live = self._state(log)

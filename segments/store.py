@@ -32,6 +32,7 @@ from ids import (
     Term,
 )
 from segments.api import (
+    NEVER_AHEAD,
     Buffer,
     Compaction,
     EntryLike,
@@ -62,9 +63,11 @@ from segments.io import failpoint
 from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_above
 from segments.io.jobs import Jobs
 from segments.io.removals import Job, Removal, Removals, RemovalState
+from segments.journal.ahead import AheadWriter
 from segments.journal.allocation import Room
 from segments.journal.writer import Journal, WriterState
 from segments.log.log import Batch, DiskLog
+from segments.log.placement import Ahead
 from segments.log.reader import Reader
 from segments.log.repair import Repair
 from segments.log.scrubber import Scrubber
@@ -141,6 +144,7 @@ class DiskStore:
         self.submit = journal.submit
         self._queue = journal.queue
         self._allocation = journal.allocation
+        self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -293,6 +297,10 @@ class DiskStore:
         return self._cache.large_bytes
 
     @property
+    def ahead_bytes_min(self) -> int:
+        return self._options.large_bytes_min if self._place_bytes_min else NEVER_AHEAD
+
+    @property
     def flushable_bytes(self) -> int:
         return self._checkpoints.flushable_bytes()
 
@@ -312,6 +320,7 @@ class DiskStore:
             self._allocation.room is Room.FULL
             or self._journal.state is WriterState.REFUSED
             or self._journal.is_payload_refused
+            or self._ahead.is_refused
             or self._checkpoints.state in FULL
             or self._registry.is_full
             or self._removals.state is RemovalState.REFUSED
@@ -390,6 +399,27 @@ class DiskStore:
         if is_cut and log.placement.rewind_token:
             self._checkpoints.rooms.note_cut(log)
         self._checkpoints.arm()
+
+    def append_ahead(self, log: Log, entry: EntryLike, staged: Callable[[], None]) -> bool:
+        assert isinstance(log, DiskLog), type(log)
+        assert entry.index > log.hard.commit, (entry.index, log.hard.commit)
+        if self.disk_full or self._life is not Life.OPEN or entry.index != log.last + 1:
+            return False
+        ahead = log.write_ahead(entry, self._limits)
+        if ahead is None:
+            return False
+        self._ahead.write(ahead.payloads, partial(self._written_ahead, log, ahead, staged))
+        return True
+
+    def _written_ahead(self, log: DiskLog, ahead: Ahead, staged: Callable[[], None]) -> None:
+        """Stage the entry, whose payloads are durable, unless the log was reset or deleted."""
+        self._journal.stats.payload_bytes += sum(payload.bytes for payload in ahead.payloads)
+        if log.deleted or log.placement.ahead is not ahead:
+            return
+        log.stage_ahead(self._queue.batch)
+        failpoint.hit("ahead.staged")
+        self._checkpoints.arm()
+        staged()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)
@@ -720,7 +750,7 @@ class DiskStore:
         if self._life is Life.OPEN:
             self._life = Life.CLOSING
         self._closed = done
-        self._checkpoints.is_closing = True
+        self._checkpoints.is_closing = self._ahead.is_stopped = True
         self._jobs.on_rest = self._rested
         self._journal.close()
 
@@ -754,7 +784,7 @@ class DiskStore:
     def _stop(self) -> None:
         """Stop all parts. Work in progress is no longer reported as durable."""
         self._life = Life.STOPPED
-        self._registry.is_closed = self._scrubber.is_stopped = True
+        self._registry.is_closed = self._scrubber.is_stopped = self._ahead.is_stopped = True
         self._journal.stop()
         self._reader.stop()
 

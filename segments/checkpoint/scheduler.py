@@ -337,10 +337,11 @@ class CheckpointScheduler:
 
     def _has_large_to_flush(self) -> bool:
         """Return True if a segment can take a large entry, which then leaves memory."""
+        bytes_min = max(self._options.large_bytes_min, self._flush_bytes_min)
         return any(
             chunk.payload is not None and log.flushed_index < chunk.first <= log.flush_last
             for log in self.dirty.values()
-            if log.unflushed >= self._options.large_bytes_min and _can_flush(log)
+            if log.unflushed >= bytes_min and _can_flush(log)
             for chunk in log.tail.chunks
         )
 
@@ -555,7 +556,7 @@ class CheckpointScheduler:
             log.segments[-1].base_offset if log.segments else Offset(0),
             roll_at=log.roll_at(max(first, placement.index + 1)), placed_last=placement.index,
             begun=[info for info in placement.begun if info.first_index <= last],
-            end=(placement.segment, placement.position),
+            end=placement.end,
             room_bytes=self.rooms.bytes_for(log, size, limits, is_full=self._journal.is_full),
             rooms=dict(placement.rooms), space_kept=self._space_kept, rewinds=placement.rewinds,
             is_read=log.is_read,

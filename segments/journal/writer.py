@@ -655,7 +655,7 @@ class Journal:
         """
         room = self.allocation.carry_room(self._header_bytes()) - block_bytes(batch)
         # A payload may become durable without its block: then earlier files must be unchanged.
-        if room >= 0 and self.chain.paths and not batch.payloads:
+        if room >= 0 and self.chain.paths and not batch.placed:
             live = self.chain.live()
             inside = self.chain.inside(live)
             batch.stands_for = carry_over(self._logs, live, inside, batch, room)

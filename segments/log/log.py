@@ -56,7 +56,7 @@ from segments.format.names import sequence_of
 from segments.io.fs import is_passing
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
-from segments.log.placement import Layout, Payload, Placement
+from segments.log.placement import Ahead, Layout, Payload, Placement
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, Cursor, Sealed, SegmentInfo
 from segments.log.tail_cache import Chunk, Tail, TailCache
@@ -496,6 +496,7 @@ class DiskLog:
         Appends of at least `place_bytes_min` bytes (0: none) are placed if possible. This is the
         engine's hottest loop: one copy, one CRC and two packs per entry.
         """
+        assert self.placement.ahead is None, (self.id, self.placement.ahead)
         self.touch(batch)
         first = entries[0].index
         if first <= self.last:
@@ -532,12 +533,56 @@ class DiskLog:
 
     def _stage_placed(self, entries: Sequence[EntryLike], batch: Batch, layout: Layout) -> None:
         """Stage entries whose frames are written directly to segments."""
-        placement, first, sequence = self.placement, entries[0].index, self.sequence
+        sequence = self.sequence
         self._stage(entries, Batch(batch.token))
         self.sequence = sequence
-        batch.payloads += placement.place(
-            layout, self.tail, self.files, self.last, self.segments[-1], is_read=self.is_read
+        payloads, begun = self._payloads(layout, self.last)
+        batch.payloads += payloads
+        self._take_places(layout, begun, entries[0].index, batch)
+
+    def _payloads(self, layout: Layout, last: Index) -> tuple[list[Payload], list[SegmentInfo]]:
+        """Return the payloads of entries up to `last`, and the segments that they begin."""
+        return self.placement.payloads(
+            layout, self.tail, self.files, last, self.segments[-1], is_read=self.is_read
         )
+
+    def write_ahead(self, entry: EntryLike, limits: SegmentLimits) -> Ahead | None:
+        """Give a large entry, the log's next one, its place; return what is to be written.
+
+        Its frame is in the tail already, but the entry is in the log only when it is staged, which
+        needs its payloads to be durable. None if there is no room for it.
+        """
+        assert len(entry.data) >= self.tail.cache.large_bytes_min, len(entry.data)
+        layout = self._layout([entry], 1, limits)
+        if layout is None:
+            return None
+        sequence = self.sequence
+        self._stage([entry], Batch(0))
+        self.sequence, self.last, self.offset = sequence, entry.index - 1, entry.base_offset
+        self.terms.truncate(entry.index)
+        payloads, begun = self._payloads(layout, entry.index)
+        ahead = self.placement.ahead = Ahead(entry.index, layout, payloads, begun)
+        return ahead
+
+    def stage_ahead(self, batch: Batch) -> None:
+        """Stage the entry of `write_ahead`, whose payloads are durable."""
+        placement, ahead = self.placement, self.placement.ahead
+        assert ahead is not None, self.id
+        assert ahead.index == self.last + 1, (ahead.index, self.last)
+        self.touch(batch)
+        placement.ahead = None
+        entry = self.tail.entry(ahead.index)
+        if entry.term != self.terms.terms[-1]:
+            self.terms.add(entry.index, entry.term, entry.base_offset)
+        self.last, self.offset = entry.index, entry.base_offset + entry.records
+        self._take_places(ahead.layout, ahead.begun, entry.index, batch)
+
+    def _take_places(
+        self, layout: Layout, begun: Sequence[SegmentInfo], first: Index, batch: Batch
+    ) -> None:
+        """Take the places of entries from `first` to the last, and stage the records of them."""
+        placement = self.placement
+        placement.take(layout, self.last, begun)
         batch.placed.append((self, self.generation, self.last))
         if placement.begun:
             # The records that gave the start of these segments may be truncated, and their file
@@ -548,7 +593,7 @@ class DiskLog:
                 self.stage_state(batch, PLACE, segment, begins, position)
         self._stage_places(first, self.last, batch)
         batch.spans.append(Span(self, first, self.last))
-        batch.entries += len(entries)
+        batch.entries += self.last + 1 - first
         batch.needs_proof = True
 
     def _stage_places_before(self, first: Index, batch: Batch) -> None:
@@ -887,7 +932,7 @@ class DiskLog:
         segment or only in the journal.
         """
         placement = self.placement
-        is_placed = placement.index >= first_index or placement.rewind_token
+        is_placed = placement.index >= first_index or placement.rewind_token or placement.ahead
         least = self.flushed_index + (1 if self.segments else 2)
         return first_index >= least and not (is_placed or self.is_lost)
 

@@ -20,7 +20,7 @@ Does not depend on the journal, threads, or the commit index.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ids import Index
 from segments.api import Buffer, CorruptRecord, EntryLike, SegmentLimits
@@ -78,13 +78,17 @@ class Payload:
     def bytes(self) -> int:
         return sum(map(len, self.buffers))
 
+    @property
+    def end(self) -> int:
+        return self.position + self.bytes
+
     def write(self, *, durable: bool = True) -> None:
         """Write the frames, and sync them if `durable`. Blocks.
 
         Raises OSError. After a refused write the whole payload may be written again; a failed sync
         is not such a refusal.
         """
-        start, end = self.position, self.position + self.bytes
+        start, end = self.position, self.end
         first, last = start - start % _PAGE_BYTES, end - end % _PAGE_BYTES
         # The first and last page are written partially. A page that the medium cannot read can only
         # be written as a whole. Data lost after the end does not matter: it was truncated or never
@@ -98,12 +102,30 @@ class Payload:
 
     def _part(self, start: int, stop: int) -> Buffer:
         """Return the bytes for [start, stop) of the file; fewer if the frames end before."""
-        parts: list[Buffer] = []
+        return b"".join(self._slices(start, stop))
+
+    def _slices(self, start: int, stop: int) -> list[Buffer]:
+        """Return what lies in [start, stop) of the file without copying."""
+        found: list[Buffer] = []
         at = self.position
         for buffer in self.buffers:
-            parts.append(buffer[max(start - at, 0) : max(stop - at, 0)])
+            if part := buffer[max(start - at, 0) : max(stop - at, 0)]:
+                found.append(part)
             at += len(buffer)
-        return b"".join(parts)
+        return found
+
+    def steps(self, size: int) -> list[Payload]:
+        """Return the payload in parts that end where the file's position is a multiple of `size`.
+
+        `size` is a multiple of a page.
+        """
+        found: list[Payload] = []
+        at, end = self.position, self.end
+        while at < end:
+            stop = min(at - at % size + size, end)
+            found.append(replace(self, position=at, buffers=self._slices(at, stop)))
+            at = stop
+        return found
 
     def _write_head(self, data: Buffer) -> None:
         """Write the part that shares its page with earlier data.
@@ -161,6 +183,18 @@ class Layout:
 
 
 @dataclass(slots=True)
+class Ahead:
+    """A large entry that is written to its place before it is staged."""
+
+    index: Index
+    layout: Layout
+    payloads: list[Payload]
+    """Its frame, and those of entries before it that are in no segment yet."""
+    begun: list[SegmentInfo]
+    """Segments that the payloads begin."""
+
+
+@dataclass(slots=True)
 class Placement:
     """Extent of a log's placed entries."""
 
@@ -190,11 +224,20 @@ class Placement:
     Invariant: not below the token of a truncation that has taken positions back."""
     rewinds: int = 0
     """Number of rewinds. Use: room made by a flush that began before one is not used."""
+    ahead: Ahead | None = None
+    """Use: the log's next entry, written to its place by a thread; it is not in the log yet.
+    Invariant: until it is staged, nothing else is placed, and no flush writes frames."""
 
     @property
     def is_settled(self) -> bool:
         """True if no payload and no truncation of placed entries is in progress."""
-        return self.index == self.durable and not self.rewind_token
+        return self.index == self.durable and not self.rewind_token and self.ahead is None
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(segment, position) after all that has a place, durable or not."""
+        last = self if self.ahead is None else self.ahead.layout
+        return last.segment, last.position
 
     def lay_out(
         self, tail: Tail, limits: SegmentLimits, entries: Sequence[EntryLike], roll_at: int
@@ -239,7 +282,7 @@ class Placement:
         layout.segment, layout.position, layout.first_timestamp = segment, position, timestamp
         return layout
 
-    def place(
+    def payloads(
         self,
         layout: Layout,
         tail: Tail,
@@ -248,13 +291,14 @@ class Placement:
         info: SegmentInfo,
         *,
         is_read: bool = True,
-    ) -> list[Payload]:
-        """Take the positions of the entries up to `last`; return the payloads to be written.
+    ) -> tuple[list[Payload], list[SegmentInfo]]:
+        """Return the payloads of the entries up to `last`, and the segments that they begin.
 
         The entries are in `tail` now. `info` is the newest segment that a flush has begun.
         """
         assert not self.rewind_token, self.rewind_token
         made: list[Payload] = []
+        begun: list[SegmentInfo] = []
         info = self.begun[-1] if self.begun else info
         ends = [first for first, _, _ in layout.runs[1:]] + [last + 1]
         for n, ((first, segment, position), end) in enumerate(zip(layout.runs, ends, strict=True)):
@@ -265,7 +309,7 @@ class Placement:
             ]
             if n:
                 info = SegmentInfo(segment, first, tail.entry(first).base_offset)
-                self.begun.append(info)
+                begun.append(info)
                 buffers.insert(0, encode_segment_header(info, files.log_id, files.group_id))
                 position = 0
             if buffers:
@@ -273,10 +317,15 @@ class Placement:
                 made.append(
                     Payload(file, position, buffers, files, info, tail.flushed_index, is_read)
                 )
+        return made, begun
+
+    def take(self, layout: Layout, last: Index, begun: Sequence[SegmentInfo]) -> None:
+        """Take the positions of the entries up to `last`, whose payloads begin these segments."""
+        assert not self.rewind_token, self.rewind_token
+        self.begun += begun
         self.index = last
         self.segment, self.position = layout.segment, layout.position
         self.first_timestamp = layout.first_timestamp
-        return made
 
     def note_durable(self, last: Index) -> None:
         """Note that a payload up to entry `last` and the block that refers to it are durable.
@@ -349,7 +398,7 @@ def write_payloads(payloads: Sequence[Payload]) -> int:
     failpoint.hit("payload.after_sync")
     for payload in payloads:
         if not payload.is_read:
-            uncache_steps(payload.file, payload.position, payload.position + payload.bytes)
+            uncache_steps(payload.file, payload.position, payload.end)
     return total
 
 

@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import sys
+from functools import partial
 
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
@@ -46,7 +47,9 @@ async def live(directory, seed):
         elif step.kind == "checkpoint":
             await checkpoint(loop, store, step)
         else:
-            stage(store, step)
+            staged = loop.create_future()
+            if stage(store, step, partial(staged.set_result, None)):
+                await staged
             token = store.submit()
             if token > store.durable_token:  # a step may change nothing
                 waiting[token] = done

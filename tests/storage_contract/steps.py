@@ -21,6 +21,7 @@ OPTIONS = StoreOptions(
     checkpoint_interval_ms=100,
     idle_block_ms=2,
     place_bytes_min=1500,
+    large_bytes_min=4000,
     meta_map_bytes=1 << 22,
 )
 LOGS = 3
@@ -44,13 +45,26 @@ def draw(rng, logs):
         return Step("create", index=rng.randint(1, 50))
     log = logs[rng.choice(sorted(logs))]
     kind = rng.choices(
-        ("append", "large", "replace", "commit", "vote", "reset", "trim", "renew", "checkpoint"),
-        (10, 1, 3, 10, 2, 1, 2, 1, 3),
+        (
+            "append",
+            "large",
+            "entry",
+            "replace",
+            "commit",
+            "vote",
+            "reset",
+            "trim",
+            "renew",
+            "checkpoint",
+        ),
+        (10, 1, 2, 3, 10, 2, 1, 2, 1, 3),
     )[0]
     last, commit, term = log.last_index, log.commit_index, max(1, log.hard_state.term)
     term = max(term, log.term(last))
     if kind == "large":
         return Step("append", log.log_id, 150, 700, last + 1, term)
+    if kind == "entry":
+        return Step("append", log.log_id, 1, rng.randint(4000, 7000), last + 1, term)
     if kind == "replace" and commit < last:
         first = rng.randint(commit + 1, last)
         return Step("append", log.log_id, rng.randint(1, 4), 300, first, term + 1)
@@ -70,8 +84,11 @@ def draw(rng, logs):
     return Step("append", log.log_id, rng.randint(1, 12), rng.choice((0, 50, 900)), last + 1, term)
 
 
-def stage(store, step):
-    """Stage a step on a log, except for kinds that become durable by themselves."""
+def stage(store, step, staged=lambda: None):
+    """Stage a step on a log, except for kinds that become durable by themselves.
+
+    Return True if an entry is written ahead; `staged` is called when it is staged.
+    """
     log = store.logs[step.log_id]
     if step.kind == "append":
         offset = log.offset_after(step.index - 1)
@@ -82,6 +99,9 @@ def stage(store, step):
             )
             for n in range(step.index, step.index + step.count)
         ]  # fmt: skip
+        is_large = len(entries) == 1 and step.size >= store.ahead_bytes_min
+        if is_large and store.append_ahead(log, entries[0], staged):
+            return True
         store.append(log, entries)
     elif step.kind == "hard":
         store.set_hard_state(log, HardState(step.term, step.size, step.index))
@@ -94,6 +114,7 @@ def stage(store, step):
     else:
         assert step.kind == "trim", step
         store.trim_log(log, first_index=step.index)
+    return False
 
 
 def create(store, step, on_created):

@@ -35,7 +35,10 @@ def disarmed():
     failpoint.arm("")
 
 
-NEVER_FULL = ("journal.recycled", "payload.before_sync", "payload.torn", "payload.after_sync")
+NEVER_FULL = (
+    "journal.recycled", "payload.before_sync", "payload.torn", "payload.after_sync",
+    "ahead.before_step", "ahead.before_sync", "ahead.after_sync",
+)  # fmt: skip
 """Failpoints that never meet a full disk: a rename, and writes to allocated space.
 
 A failing one is a failed sync.

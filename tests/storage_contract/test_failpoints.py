@@ -42,7 +42,12 @@ class Doing:
             self.collect(*applied(self.store, step))
             self.checkpoint()
         else:
-            stage(self.store, step)
+            staged = []
+            if stage(self.store, step, lambda: staged.append(True)):
+                self.pump()
+                if not staged:  # the store has failed
+                    self.token = self.store.durable_token + 1
+                    return
             self.submit()
 
 
