@@ -49,6 +49,7 @@ from segments.api import (
     Workers,
 )
 from segments.boots import Boot
+from segments.checkpoint.flusher import FlushResult, make_room_if_any
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.compaction.compactor import Compactor
@@ -145,6 +146,8 @@ class DiskStore:
         self._queue = journal.queue
         self._allocation = journal.allocation
         self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
+        self._awaiting_room_bytes = 0
+        """Bytes of large entries that are written ahead once there is room for them."""
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -294,7 +297,7 @@ class DiskStore:
 
     @property
     def large_bytes(self) -> int:
-        return self._cache.large_bytes
+        return self._cache.large_bytes + self._awaiting_room_bytes
 
     @property
     def ahead_bytes_min(self) -> int:
@@ -405,6 +408,46 @@ class DiskStore:
         assert entry.index > log.hard.commit, (entry.index, log.hard.commit)
         if self.disk_full or self._life is not Life.OPEN or entry.index != log.last + 1:
             return False
+        if self._write_ahead(log, entry, staged):
+            return True
+        if log.has_scrap or not log.segments or log.placement.rewind_token:
+            return False
+        self._write_with_room(log, entry, staged)
+        return True
+
+    def _write_with_room(self, log: DiskLog, entry: EntryLike, staged: Callable[[], None]) -> None:
+        """Make room for the entry, in the turn of removals, then write it ahead.
+
+        If there is no room nevertheless, stage it as others.
+        """
+        generation, reset_token, size = log.generation, log.reset_token, len(entry.data)
+        self._awaiting_room_bytes += size
+        made: list[FlushResult] = []
+
+        def begin() -> Job | None:
+            is_same = not log.deleted and log.generation == generation
+            plan = self._checkpoints.room_plan(log, log.unflushed + size) if is_same else None
+            if plan is None:
+                ended()
+                return None
+            made.append(FlushResult(log.id, plan, plan.cursor))
+            return partial(make_room_if_any, plan, made[0])
+
+        def ended() -> None:
+            self._awaiting_room_bytes -= size
+            if log.deleted or log.reset_token != reset_token:
+                return
+            for result in made:
+                if log.generation == generation:
+                    log.placement.give_room(result.rooms)
+            if not self._write_ahead(log, entry, staged):
+                self.append(log, [entry])
+                staged()
+
+        self._removals.add_first(Removal(0, begin, ended))
+        self.workers.call_later(0, self._removals.next)
+
+    def _write_ahead(self, log: DiskLog, entry: EntryLike, staged: Callable[[], None]) -> bool:
         ahead = log.write_ahead(entry, self._limits)
         if ahead is None:
             return False

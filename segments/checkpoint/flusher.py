@@ -218,6 +218,12 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
     result.rooms[segment + 1] = next_room
 
 
+def make_room_if_any(plan: FlushPlan, result: FlushResult) -> None:
+    """Make room; a refusal leaves the result without it. Blocks. Raises OSError."""
+    with unless_refused():
+        make_room(plan, result)
+
+
 def _has_space(plan: FlushPlan, wanted: int) -> bool:
     """Return True if `wanted` more bytes are free and leave several times as much for others."""
     if wanted <= 0:

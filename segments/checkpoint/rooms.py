@@ -90,11 +90,16 @@ class Rooms:
             if was_held is not None:
                 self._give_up(log)
             return 0
+        self.hold(log)
+        return min(max(ROOM_TIMES * flushed, ROOM_BYTES_MIN), limits.bytes)
+
+    def hold(self, log: DiskLog) -> None:
+        """Note that the log is to get room."""
         self._surplus.pop(log.id, None)  # reused as room
+        self._held.pop(log.id, None)
         self._held[log.id] = log
         while len(self._held) > ROOMS_MAX:
             self._give_up(self._held.pop(next(iter(self._held))))
-        return min(max(ROOM_TIMES * flushed, ROOM_BYTES_MIN), limits.bytes)
 
     def _give_up(self, log: DiskLog) -> None:
         """Place nothing new in the log's room, and mark its space for giving back."""

@@ -23,7 +23,7 @@ import msgspec
 from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
-from segments.checkpoint.rooms import Rooms, Surplus, give_back
+from segments.checkpoint.rooms import ROOM_TIMES, Rooms, Surplus, give_back
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED, HARD
 from segments.io import failpoint
@@ -560,6 +560,23 @@ class CheckpointScheduler:
             room_bytes=self.rooms.bytes_for(log, size, limits, is_full=self._journal.is_full),
             rooms=dict(placement.rooms), space_kept=self._space_kept, rewinds=placement.rewinds,
             is_read=log.is_read,
+        )  # fmt: skip
+
+    def room_plan(self, log: DiskLog, size: int) -> FlushPlan | None:
+        """Return the plan of making room for an entry of `size` bytes; None if it is not made.
+
+        It flushes nothing: see `make_room`. No other work may use the log's files meanwhile.
+        """
+        placement = log.placement
+        if not log.segments or log.has_scrap or log.flush_blocked or self._journal.is_full:
+            return None
+        self.rooms.hold(log)
+        limits = log.limits or SegmentLimits(self._options.segment_bytes)
+        return FlushPlan(
+            log.files, log.generation, NO_INDEX, NO_INDEX, Offset(0), 0, Cursor(), [], limits,
+            NO_INDEX, False, end=placement.end,  # twice: it may be the next segment that takes it
+            room_bytes=min(ROOM_TIMES * size, limits.bytes), rooms=dict(placement.rooms),
+            space_kept=self._space_kept, rewinds=placement.rewinds,
         )  # fmt: skip
 
     def _finished(

@@ -5,7 +5,8 @@ the files. A full disk may refuse even a removal (a file system that writes befo
 then retried. Removing a hundred thousand files takes minutes, so a job removes a part and returns
 that there is more, and checkpoints get their turn before it continues.
 
-A repair of damaged entries waits in the same queue, because it also needs exclusive use of files.
+A repair of damaged entries waits in the same queue, because it also needs exclusive use of files;
+so does room for a large entry, before all others.
 
 Does not depend on what is removed.
 """
@@ -94,6 +95,9 @@ class Removals:
 
     def add(self, removal: Removal) -> None:
         self.queue.append(removal)
+
+    def add_first(self, removal: Removal) -> None:
+        self.queue.appendleft(removal)
 
     def next(self) -> None:
         """Begin the oldest removal, if it may run."""

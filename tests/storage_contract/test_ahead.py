@@ -147,6 +147,34 @@ def test_nothing_is_written_ahead_without_room_or_in_place_of_another(engine):
     assert log.last_index == entry.index
 
 
+def test_room_is_made_for_an_entry_that_has_none(engine):
+    """A log that received nothing large for a while has given its room back."""
+    log, store = engine.log, engine.store
+    store.append(log, Writer(log).entries(2, size=100))
+    store._checkpoints.rooms.give_up_all()
+    assert not log.placement.rooms
+    entry, staged = begin(engine)
+    assert store.large_bytes == 20_000
+    engine.workers.advance(500)
+    assert log.placement.rooms
+    assert (staged, store.large_bytes) == ([True], log.large_bytes)
+    assert engine.store.stats()["payload_bytes"] > 20_000
+    engine.submit()
+    settle(engine)
+    store._checkpoints.rooms.give_up_all()
+    engine.disk.room = 10_000
+    last, staged = begin(engine)
+    engine.workers.advance(500)
+    assert staged == [True]
+    engine.disk.room = 1 << 30
+    engine.workers.advance(2_000)
+    settle(engine)
+    engine.power_cut()
+    engine.start()
+    found = engine.all_entries(engine.log)
+    assert [data for _, _, data, *_ in found[-2:]] == [bytes(entry.data), bytes(last.data)]
+
+
 def test_refused_step_is_repeated_and_a_failed_sync_ends_the_store(engine, monkeypatch):
     """Blocks go on while memory or descriptors are short. A failed sync proves nothing any more."""
     _, staged = begin(engine)
@@ -201,6 +229,12 @@ class AheadLives(Lives):
     def begin(self):
         self.held = set()
         super().begin()
+
+    def step(self):
+        checkpoints = self.engine.store._checkpoints
+        if self.rng.random() < 0.03 and not checkpoints.is_running:
+            checkpoints.rooms.give_up_all()
+        super().step()
 
     def append(self, log, first, count, size):
         """Append; or, as nothing else may be appended until it is staged, write one ahead."""
