@@ -90,10 +90,10 @@ class HostState:
         process of this server."""
         self.stats = HostStats()
         self.measures = Measures(clock.now_ns, self.stats.replication)
-        self.large_room = LargeRoom(store, self.stats)
+        self.outbox = Outbox(clock)
+        self.large_room = LargeRoom(store, self.stats, self.outbox)
         self.front: Front = NoFront()
         """Clients and topic settings. Set once, when the host starts."""
-        self.outbox = Outbox(clock)
         # --- time ---
         self.loop_time = LoopTime(clock)
         """Time base of the groups' timers."""

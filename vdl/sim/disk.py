@@ -274,7 +274,7 @@ class SimDisk:
         ranges = list(inode.dirty)
         self._wait_for_sync(inode, ranges)
         size = len(inode.data)
-        images = [(r.start, bytes(inode.data[r.start : r.end])) for r in ranges]
+        images = [(start, bytes(inode.data[start:end])) for start, end in _joined(ranges)]
 
         def harden() -> None:
             _resize(inode.durable, size)
@@ -557,6 +557,17 @@ def _take_back_growth(inode: Inode, old_size: int) -> None:
     end = max(old_size, len(inode.durable))
     if end < len(inode.data):
         del inode.data[end:]
+
+
+def _joined(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Return (start, end) of the runs of bytes that the ranges cover."""
+    runs: list[tuple[int, int]] = []
+    for found in sorted(ranges, key=lambda one: one.start):
+        start, end = found.start, found.end
+        if runs and start <= runs[-1][1]:
+            start, end = runs[-1][0], max(end, runs.pop()[1])
+        runs.append((start, end))
+    return runs
 
 
 def _forget(dirty: list[Range], done: list[Range]) -> None:

@@ -24,7 +24,7 @@ import segments.api as storage
 from ids import NO_TERM, Index, NodeId, ServerId
 from raft.config import Config
 from raft.membership import Membership
-from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
+from raft.messages import Message, MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
 from raft.quorum import VoteResult, joint_vote
 from raft.types import (
@@ -55,6 +55,7 @@ from vdl.logstream.group.snapshots import (
     pass_over,
     revision_of,
 )
+from vdl.logstream.group.staging import Staging
 from vdl.logstream.group.state_encoding import AppliedState, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import COMMANDS_BYTES, HostOptions
@@ -133,6 +134,7 @@ class Group:
         "revision",
         "serving",
         "snapshots",
+        "staging",
         "store",
         "term_known",
         "term_listed",
@@ -203,6 +205,10 @@ class Group:
         )
         self.campaigning = Campaigning(self.node, server.options, rng)
         self.feeding = Feeding(self.node, log, server.store, server.throttle)
+        self.staging = Staging(
+            server.store, log,
+            install=self._install, after_append=self._after_append, wake=self._wake,
+        )  # fmt: skip
         self._is_linked, self._full = server.is_linked, server.full
         self.dirty = False
         self._tick = server.tick
@@ -427,20 +433,21 @@ class Group:
         node, log = self.node, self.node.raft.log
         if self.reads.asks:
             self.reads.begin(node)
+        if self.staging.is_held:
+            self.staging.go_on(outbox)
+            self._note_commit(log.committed)
         while node.has_ready():
             ready = node.ready()
             applies: list[MsgStorageApply] = []
             for message in ready.messages:
                 if isinstance(message, MsgStorageAppend):
-                    self._stage(message, outbox)
+                    self.staging.stage(message, outbox)
                 elif isinstance(message, MsgStorageApply):
                     applies.append(message)
                 else:
                     outbox.send(self.group_id, message)
             if log.committed != self.commit:
-                assert log.committed > self.commit, (self.group_id, log.committed, self.commit)
-                self.commit = log.committed
-                self.owner.committed(log.committed)
+                self._note_commit(log.committed)
             for apply in applies:
                 if self._held or self.owner.is_remembered or self._changes_members(apply):
                     self._hold(apply, outbox)
@@ -459,25 +466,24 @@ class Group:
             self.owner.committed(self.commit)
         self._note_role()
 
-    def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:
-        store = self.store
-        if message.snapshot is not None:
-            self._note_role()  # it may have led when the turn began: an owner stops leading first
-            self._install(message.snapshot, outbox)
-            outbox.urgent = True
-        if message.entries:
-            store.append(self.log, message.entries)
-            outbox.urgent = True
-        if message.term:
-            state = storage.HardState(message.term, message.vote, message.commit)
-            store.set_hard_state(self.log, state)
-        outbox.staged = True
-        if message.must_sync:
-            outbox.urgent = True
-        outbox.after_append.append((self, message.must_sync, message.responses))
+    def _note_commit(self, commit: Index) -> None:
+        """Report the commit index to the owner, as far as the log has the entries."""
+        if self.staging.is_held:
+            commit = min(commit, self.staging.committed_max)
+        assert commit >= self.commit, (self.group_id, commit, self.commit)
+        if commit > self.commit:
+            self.commit = commit
+            self.owner.committed(commit)
+
+    def _after_append(self, outbox: Outbox, must_sync: bool, responses: list[Message]) -> None:
+        outbox.after_append.append((self, must_sync, responses))
+
+    def _wake(self, outbox: Outbox) -> None:
+        outbox.mark_dirty(self)
 
     def _install(self, snapshot: Snapshot, outbox: Outbox) -> None:
         """Replace log and state by a leader's snapshot (§7). Both are in one journal record."""
+        self._note_role()  # it may have led when the turn began: an owner stops leading first
         data = bytes(snapshot.data)
         state = open_snapshot(data)
         self.store.reset_log(
@@ -700,6 +706,7 @@ class Group:
         """Stop encoding, loading and feeding peers: the replica is taken out of service."""
         self._state.encoding = self._state.loading = None
         self.feeding.stop()
+        self.staging.stop()
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:

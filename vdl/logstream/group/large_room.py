@@ -16,6 +16,7 @@ from __future__ import annotations
 import segments.api as storage
 from ids import ServerId
 from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import LARGE_LED_BYTES_MAX
 from vdl.logstream.stats import HostStats
@@ -28,11 +29,12 @@ takes."""
 class LargeRoom:
     """Admission of large batches on one server."""
 
-    __slots__ = ("_beyond", "_stats", "_store", "_taken_bytes", "_taken_turn")
+    __slots__ = ("_beyond", "_outbox", "_stats", "_store", "_taken_bytes", "_taken_turn")
 
-    def __init__(self, store: storage.Store, stats: HostStats) -> None:
+    def __init__(self, store: storage.Store, stats: HostStats, outbox: Outbox) -> None:
         self._store = store
         self._stats = stats
+        self._outbox = outbox
         self._beyond: dict[ServerId, tuple[Group, int]] = {}
         """By leading server: the group and turn of its last batch beyond the bound."""
         self._taken_bytes = 0
@@ -66,11 +68,12 @@ class LargeRoom:
         if found is None:
             return False
         group, turn = found
-        is_held = turn == self._stats.turns or group.log.large_bytes > 0
+        is_staged = turn == self._stats.turns or group.log.large_bytes > 0
+        is_held = is_staged or group.staging.is_held
         return is_held and server_of(group.node.lead) == server_id
 
     def _is_within(self, size: int, bytes_max: int) -> bool:
-        held = self._store.large_bytes + self._taken()
+        held = self._store.large_bytes + self._outbox.large_behind_bytes + self._taken()
         return not held or held + size <= bytes_max
 
     def _fits_disk(self, size: int) -> bool:

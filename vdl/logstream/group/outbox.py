@@ -42,7 +42,7 @@ class Outbox:
 
     __slots__ = (
         "_clock", "after_append", "applies", "catalog_changed", "dirty", "is_closed",
-        "is_scheduled", "out", "run_turn", "staged", "to_wake", "urgent",
+        "is_scheduled", "large_behind_bytes", "out", "run_turn", "staged", "to_wake", "urgent",
         "urgent_token",
     )  # fmt: skip
 
@@ -69,6 +69,8 @@ class Outbox:
         """True if anything is staged in the store for the turn's journal block."""
         self.urgent = False
         """True if a response waits for that block."""
+        self.large_behind_bytes = 0
+        """Bytes of large entries of all groups that wait for an earlier entry of their log."""
         self.urgent_token = 0
         """Journal token of the newest block for which a response waits."""
         self.catalog_changed = False

@@ -311,7 +311,7 @@ class Inbox:
         """
         held = _held_of(message, group)
         taken = message.entries[:held]
-        if group.last_token > group.store.durable_token:
+        if group.staging.is_held or group.last_token > group.store.durable_token:
             return taken
         room = FULL_DISK_BYTES
         needed_index = self._needed_in(message, group)
