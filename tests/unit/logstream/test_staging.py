@@ -1,4 +1,4 @@
-"""What one group stages behind a large entry: in order, but votes wait for none."""
+"""Writes of one group behind a large entry: in order, but votes wait for none."""
 
 from dataclasses import replace
 

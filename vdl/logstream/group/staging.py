@@ -37,7 +37,7 @@ AfterAppend = Callable[[Outbox, bool, list[Message]], None]
 
 
 class Staging:
-    """What one group has to stage.
+    """Writes of one group, in order.
 
     `install` stages a snapshot. `after_append` takes responses that wait for what is staged.
     """
