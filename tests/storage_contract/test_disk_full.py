@@ -60,7 +60,7 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
     for round_ in range(2):
         do_some(engine, model, rng, 15)
         failpoint.arm(f"{name}:enospc")
-        do_some(engine, model, rng, 15, kinds=STAGED)
+        do_some(engine, model, rng, 25, kinds=STAGED)
         # A checkpoint, and changes to the existing logs, wait until there is space.
         for step in (
             Step("checkpoint", term=round_ % 2),

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+from msgspec import structs
 
 import segments.api as storage
 from ids import NO_INDEX, NO_TERM, Index
@@ -138,7 +139,9 @@ class Staging:
                 early.append(response)
                 continue
             if isinstance(response, MsgStorageAppendResp) and response.vote:
-                early.append(replace(response, index=NO_INDEX, log_term=NO_TERM, snapshot=None))
+                early.append(
+                    structs.replace(response, index=NO_INDEX, log_term=NO_TERM, snapshot=None)
+                )
             late.append(response)
         message.responses = late
         if is_vote or early:
