@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ids import Index, NodeId, Term
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageAppendResp, MsgVoteResp
@@ -102,7 +103,7 @@ def test_votes_wait_for_no_entry(world):
     )
     world.give(5_000, responses=[ack])
     world.give(term=2, vote=2, responses=[vote, stable])
-    own = replace(stable, index=Index(0), log_term=Term(0))
+    own = structs.replace(stable, index=Index(0), log_term=Term(0))
     assert world.released == [vote, own]
     assert world.log.hard_state == HardState(2, 2, 1)
     world.engine.pump()
