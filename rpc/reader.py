@@ -75,8 +75,8 @@ def frame_head(frame_type: int, length: int, payload_crc: int, flags: int = WHOL
 class FrameReader:
     """Frame reader: bytes in through `get_buffer` and `buffer_updated`, frames out of `next_frame`.
 
-    Use: after each `buffer_updated`, call `next_frame` until it returns None before requesting the
-    next buffer. Invariant: between calls, less than one frame is unread.
+    Use: after each `buffer_updated`, call `next_frame` until it returns None or `is_empty`, before
+    requesting the next buffer. Invariant: between calls, less than one frame is unread.
     """
 
     __slots__ = (

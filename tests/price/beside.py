@@ -214,7 +214,7 @@ class Caller:
         """Send a request; `answered` receives the time it took, or -1 if the connection ended."""
         module, version, body, client_id = sent
         head = header.encode_request_header(
-            header.RequestHeader(module.API_KEY, version, 1, client_id, 0),
+            header.RequestHeader(module.API_KEY, version, 1, client_id),
             is_flexible=version >= module.FLEXIBLE_FROM,
         )
         self._answered, self._sent_ns = answered, self._time.now_ns

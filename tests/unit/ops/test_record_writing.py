@@ -148,10 +148,14 @@ def test_signal_while_a_record_is_sent_does_not_lose_it() -> None:
         sent.append(record.value)
         return record.value
 
-    with Interrupts() as interrupts:
-        sender = RecordSender(producer, "t", interrupts=interrupts)
-        source = [NewRecord(b"1"), NewRecord(b"2")]
-        assert _send_all(sender, source, Changes(), encode, interrupts) == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with Interrupts() as interrupts:
+            sender = RecordSender(producer, "t", interrupts=interrupts)
+            source = [NewRecord(b"1"), NewRecord(b"2")]
+            assert _send_all(sender, source, Changes(), encode, interrupts) == 129
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert sent == [b"1"]
 
 
