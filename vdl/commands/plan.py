@@ -14,6 +14,7 @@ from rpc.admin import MemberChange
 from vdl.commands.changes.execution import Done, execute
 from vdl.commands.changes.live_cluster import LiveCluster, read_cluster
 from vdl.commands.changes.member_changes import (
+    MEMBER,
     add_server,
     change_server,
     find_server,
@@ -33,7 +34,7 @@ from vdl.commands.changes.output import (
 from vdl.commands.changes.steps import Plan, Planner
 from vdl.commands.cluster.admin_requests import connection_options
 from vdl.commands.cluster.connection import Connection
-from vdl.commands.output import FAILED, emit, fail, json_option
+from vdl.commands.output import FAILED, emit, fail, json_option, say
 from vdl.config.values import parse_address
 from vdl.state.balance import Where
 
@@ -79,6 +80,8 @@ def remove(
     def carry_out() -> None:
         change_server(connection, MemberChange.REMOVE, removed)
         wait_for(connection, server, "leaves", is_gone)
+        if has_joined(find_server(connection, server)):
+            fail(f"server {server} was taken back")
 
     shown = PlanShown(found, rate, as_json=as_json)
     shown.rehearse(seeds, partial(_scene, live, found, removed=removed))
@@ -105,6 +108,9 @@ def add(
     """
     ids = list(dict.fromkeys(map(ServerId, servers)))
     live = read_cluster(connection)
+    for server in ids:
+        if server in live.servers and live.servers[server].member.standing == MEMBER:
+            fail(f"server {server} is a member: see `vdl plan balance`")
     found = Planner(live, rate=rate).add(ids, rack)
 
     def carry_out() -> Done:
@@ -186,10 +192,14 @@ class PlanShown:
                 print_rehearsals([one])
 
     def end(self, carry_out: Callable[[], Done | None] | None) -> int:
-        """Carry the plan out, unless it is refused or a rehearsal failed. Return the exit code: 1
-        for these, and if a partition blocks."""
+        """Carry the plan out, unless it is refused, something blocks it, or a rehearsal failed.
+        Return the exit code: 1 for these."""
         plan = self._plan
-        is_good = not plan.refused and not any(one.violations for one in self._rehearsed)
+        is_good = not (plan.refused or plan.blocked) and not any(
+            one.violations for one in self._rehearsed
+        )
+        if carry_out is not None and not is_good:
+            say("the plan is not carried out", err=True)
         done = carry_out() if carry_out is not None and is_good else None
         document = {
             "plan": plan_json(plan),
@@ -197,7 +207,7 @@ class PlanShown:
             "done": done_json(done),
         }
         emit(self._as_json, document, lambda: None if done is None else print_done(done))
-        return 0 if is_good and not plan.blocked else FAILED
+        return 0 if is_good else FAILED
 
 
 def _target(text: str) -> tuple[Where, list[ServerId]]:

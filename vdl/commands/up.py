@@ -142,7 +142,7 @@ def up(
         click.echo(f"{_reasons(failed)}\nafter the repair run: {again}", err=True)
     if not detach:
         _stay(replica_set, data, processes, stop, reported=set(failed))
-    elif failed:
+    elif failed or (replica_set.per_host and started.outside):
         raise click.exceptions.Exit(1)
 
 

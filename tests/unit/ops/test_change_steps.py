@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import click
 import pytest
 
 from ids import GroupId, ServerId
 from rpc.admin import Member
 from vdl.commands.app import run_app
-from vdl.commands.changes import rehearsals
+from vdl.commands.changes import execution, rehearsals
 from vdl.commands.changes.catalog_copy import CatalogCopy
 from vdl.commands.changes.live_cluster import LiveCluster, LivePartition, LiveServer
 from vdl.commands.changes.rehearsals import scene_of
@@ -210,3 +212,31 @@ def test_plan_whose_rehearsal_fails_is_not_carried_out(
     assert [line.rpartition(": ")[2] for line in lines] == [
         "a record", "nothing lost, all replicas equal"
     ]  # fmt: skip
+
+
+def test_plan_that_no_disk_has_room_for_is_refused() -> None:
+    """A server drains whatever its peers' disks have: the plan has to say it before."""
+    live = _cluster([(4, 5, n) for n in (1, 2, 3)] * 10, servers=5)
+    full = {n: replace(server, free_bytes=2 * GB) for n, server in live.servers.items()}
+    assert "has no room" in _planner(replace(live, servers=full)).remove(ServerId(4)).refused
+
+
+def test_blocked_plan_is_not_carried_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The server that leaves may be the only one that has a partition."""
+    plan = _planner(_cluster([(4, 5)], servers=5, down=(4, 5))).remove(ServerId(4))
+    assert plan.blocked
+    carried_out: list[bool] = []
+    assert PlanShown(plan, RATE, as_json=True).end(lambda: carried_out.append(True))
+    assert not carried_out
+    assert "not carried out" in capsys.readouterr().err
+
+
+def test_change_of_replicas_since_the_plan_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another administrator has given the partition a third replica, which is not taken back."""
+    steps = _planner(_cluster([(4, 1)])).move({("t", 0): [ServerId(4), ServerId(2)]}).steps
+    monkeypatch.setattr(execution, "read_cluster", lambda _: _cluster([(4, 1, 3)]))
+    asked: list[object] = []
+    monkeypatch.setattr(execution, "alter_reassignments", lambda *a, **_: asked.append(a))
+    with pytest.raises(click.ClickException, match="changed since the plan"):
+        execution.execute(Any, steps, rate=RATE)  # type: ignore[arg-type]
+    assert not asked

@@ -57,11 +57,18 @@ def execute(connection: Connection, steps: Sequence[Step], *, rate: int) -> Done
                 continue
             live = read_cluster(connection)
             planner = Planner(live, rate=rate)
-            now = [one for one in map(planner.anew, step.changes) if one.before != one.after]
+            found = {one.where: planner.anew(one) for one in step.changes}
+            now = [one for one in found.values() if one.before != one.after]
             blocked = {one.where: why for one in now if (why := planner.why_not_begun(one))}
+            for planned in step.changes:
+                if found[planned.where].before not in (planned.before, planned.after):
+                    blocked[planned.where] = "its replicas were changed since the plan"
             if blocked:
                 fail(f"stopped before a step that cannot be taken now: {_named(blocked)}")
-            alter_reassignments(connection, {one.where: one.after for one in now})
+            may_resize = any(len(one.before) != len(one.after) for one in now)
+            alter_reassignments(
+                connection, {one.where: one.after for one in now}, may_resize=may_resize
+            )
             _wait(connection, {one.where for one in now}, rate)
             _check_reached(read_cluster(connection), now)
             bar.advance(len(step.changes))
@@ -87,15 +94,23 @@ def stop(connection: Connection) -> int:
 
 
 def alter_reassignments(
-    connection: Connection, targets: Mapping[Where, Sequence[ServerId] | None]
+    connection: Connection,
+    targets: Mapping[Where, Sequence[ServerId] | None],
+    *,
+    may_resize: bool = False,
 ) -> None:
-    """Begin moves; None cancels one. Raises click.ClickException if any is refused."""
+    """Begin moves; None cancels one. Raises click.ClickException if any is refused.
+
+    `may_resize`: a partition may get another number of replicas than its topic has (KIP-860).
+    """
     topics: dict[str, list[alter.ReassignablePartition]] = {}
     for (topic, partition), servers in sorted(targets.items()):
         replicas: list[int] | None = None if servers is None else [*servers]
         topics.setdefault(topic, []).append(alter.ReassignablePartition(partition, replicas))
     request = alter.AlterPartitionReassignmentsRequest(
-        REQUEST_MS, True, [alter.ReassignableTopic(name, some) for name, some in topics.items()]
+        REQUEST_MS,
+        may_resize,
+        [alter.ReassignableTopic(name, some) for name, some in topics.items()],
     )
     answer = with_client(connection, lambda c: c.request(ALTER_PARTITION_REASSIGNMENTS, request))
     check(answer.error_code, answer.error_message)

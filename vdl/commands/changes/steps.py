@@ -314,7 +314,8 @@ class Planner:
         return "others must move first"
 
     def _note(self, plan: Plan, rooms: Iterable[ServerRoom] | None = None) -> None:
-        """Note hosts that would be shared, and disks that would be too full."""
+        """Note hosts that would be shared and disks that would be too full. Refuse what no disk has
+        room for."""
         live = self._live
         known = self._rooms() if rooms is None else rooms
         racks = {**live.racks, **{room.server_id: room.rack for room in known}}
@@ -324,7 +325,7 @@ class Planner:
                 f"{counted(len(shared), 'partition')}, such as {told(shared[0])}, with several "
                 "replicas on one host afterwards"
             )
-        single = [c.where for c in plan.changes if len(c.before) == 1]
+        single = [c.where for c in plan.changes if len(c.before) == len(c.after) == 1]
         if single:
             plan.notes.append(
                 f"{counted(len(single), 'partition')}, such as {told(single[0])}, with one "
@@ -335,7 +336,12 @@ class Planner:
             more.update(dict.fromkeys(change.added, change.size))
         for room in known:
             used = room.total_bytes - room.free_bytes + more[room.server_id]
-            if more[room.server_id] and used > FILL_MAX * room.total_bytes > 0:
+            if more[room.server_id] and used > room.total_bytes > 0:
+                plan.refused = (
+                    f"server {room.server_id} has no room: {used - room.total_bytes} bytes more "
+                    "than its disk has"
+                )
+            elif more[room.server_id] and used > FILL_MAX * room.total_bytes > 0:
                 plan.notes.append(f"the disk of server {room.server_id} would be over 80 % full")
         voters = Counter(
             live.racks[one.id]
