@@ -186,7 +186,10 @@ class PlanShown:
             return
         from vdl.commands.changes.rehearsals import run  # the simulator takes a while to load
 
-        for one in run(scene(), count):
+        found = scene()
+        if not found.replicas:
+            return  # a cluster without partitions has nothing to lose
+        for one in run(found, count):
             self._rehearsed.append(one)
             if not self._as_json:
                 print_rehearsals([one])
