@@ -29,6 +29,15 @@ def refusal(line: CommandLine, *words: str) -> tuple[int, str]:
     return ran.code, next((word for word in ran.error.split() if word.isupper() or "_" in word), "")
 
 
+def shown(line: CommandLine, value: str, *words: str) -> Any:
+    """Return a document once a value is in it: each broker applies a change in its own time."""
+    deadline = time.monotonic() + SECONDS
+    wanted = f"'value': '{value}'"
+    while wanted not in str(found := line.json(*words)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
 def topic_story(line: CommandLine, stem: str) -> list[Any]:
     topic = f"{stem}.a"
     said: list[Any] = [
@@ -197,7 +206,7 @@ def config_story(line: CommandLine, stem: str) -> list[Any]:
         said += [
             line.json("config", "get", kind, name, key) if name != "all" else None,
             line.json("config", "set", kind, name, f"{key}={value}"),
-            line.json("config", "get", kind, name, key),
+            shown(line, value, "config", "get", kind, name, key),
             refusal(line, "config", "set", kind, name, f"{key}=-7"),
         ]
         if name != "all":
