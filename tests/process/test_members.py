@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.harness.members import SECONDS_MAX, catalog_leader, members, until, vdl
-from tests.process.test_serve import free_port
+from tests.chaos.harness.replica_set import free_port
 from tests.wire import codec
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import alter_partition_reassignments as alter

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.process.test_serve import free_port
+from tests.chaos.harness.replica_set import free_port
 from vdl.commands.app import run_app
 from vdl.commands.checks.cluster_status import collect
 from vdl.config.values import parse_address

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.harness.replica_set import free_port
 from vdl.commands.servers.open_files import within_files
 from vdl.config.settings import parse_config
 from vdl.kafka.client import KafkaClient, Unreachable
@@ -28,11 +29,6 @@ METADATA = 3
 def test_clients_leave_descriptors_for_the_store(files, clients):
     config = parse_config("", source="test", folder=Path("/"))
     assert within_files(config, files).kafka.connections_max == clients
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def serve(folder, port, *, http="off", admin="off"):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.process.test_serve import free_port
+from tests.chaos.harness.replica_set import free_port
 
 # The command line, in a process where a name look-up takes as long as a test may wait.
 LAUNCHER = """

@@ -56,6 +56,17 @@ def free_base_port(nodes: int, rng: random.Random) -> int:
     raise RuntimeError(f"no free ports in {PORTS}")
 
 
+def free_port() -> int:
+    """Return a port that no other test has, and that no outgoing connection can take."""
+    while True:
+        if not _single_ports:
+            base = free_base_port(1, random.Random())
+            _single_ports.extend(range(base, base + PORTS.step))
+        port = _single_ports.pop()
+        if _is_free(port):
+            return port
+
+
 def give_back(base: int) -> None:
     """Release the ports; later calls do nothing."""
     claim = _claims.pop(base, None)
@@ -299,6 +310,9 @@ class ReplicaSet:
 
 _claims: dict[int, socket.socket] = {}
 """Base ports owned by this process."""
+
+_single_ports: list[int] = []
+"""Ports of such a base that `free_port` has not given out."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that were started here and not by `vdl up`."""
