@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from tests.wire import AnyApiClient
 from vdl.config.values import parse_address
@@ -17,7 +18,7 @@ RETRIED = {6, 7, 41}
 """Errors of a request whose catalog leader has just died."""
 
 
-def ask(bootstrap: str, key: int, request: object) -> object:
+def ask(bootstrap: str, key: int, request: object) -> Any:
     """Return the answer of some running server."""
     for address in map(parse_address, bootstrap.split(",")):
         try:
@@ -34,29 +35,13 @@ def move(bootstrap: str, topic: str, targets: Mapping[int, list[int] | None]) ->
     request = alter.AlterPartitionReassignmentsRequest(
         5_000, True, [alter.ReassignableTopic(topic, partitions)]
     )
-    deadline = time.monotonic() + SECONDS_MAX
-    while True:
-        answer = ask(bootstrap, 45, request)
-        assert isinstance(answer, alter.AlterPartitionReassignmentsResponse)
-        if answer.error_code not in RETRIED:
-            break
-        assert time.monotonic() < deadline, answer.error_message
-        time.sleep(0.2)
-    assert answer.error_code == 0, answer.error_message
+    answer = _answer(bootstrap, 45, request)
     assert {row.error_code for row in answer.responses[0].partitions} == {0}
 
 
 def moving(bootstrap: str) -> int:
     """Return the number of partitions that are moving."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while True:
-        answer = ask(bootstrap, 46, listing.ListPartitionReassignmentsRequest(5_000, None))
-        assert isinstance(answer, listing.ListPartitionReassignmentsResponse)
-        if answer.error_code not in RETRIED:
-            break
-        assert time.monotonic() < deadline, answer.error_message
-        time.sleep(0.2)
-    assert answer.error_code == 0, answer.error_message
+    answer = _answer(bootstrap, 46, listing.ListPartitionReassignmentsRequest(5_000, None))
     return sum(len(topic.partitions) for topic in answer.topics)
 
 
@@ -74,3 +59,13 @@ def replicas(bootstrap: str, topic: str) -> dict[int, list[int]]:
     request = MetadataRequest([MetadataRequestTopic(name=topic)])
     found = ask(bootstrap, 3, request).topics[0]  # type: ignore[attr-defined]
     return {row.partition_index: row.replica_nodes for row in found.partitions}
+
+
+def _answer(bootstrap: str, api_key: int, request: object) -> Any:
+    """Return the answer without an error; ask again while there is no controller."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while (answer := ask(bootstrap, api_key, request)).error_code in RETRIED:
+        assert time.monotonic() < deadline, answer.error_message
+        time.sleep(0.2)
+    assert answer.error_code == 0, answer.error_message
+    return answer
