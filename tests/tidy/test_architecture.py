@@ -11,6 +11,8 @@ WORDS_MAX = 2_000
 """Maximum number of words of ARCHITECTURE.md, which every engineer reads first."""
 LINES_MAX = 80
 """Maximum number of lines of a room's README."""
+FIRST_LINES_MAX = 120
+"""Maximum number of lines of README.md, which has every command."""
 
 
 def section(path, title):
@@ -43,6 +45,10 @@ def packages():
 
 def test_architecture_is_short():
     assert len(ARCHITECTURE.read_text(encoding="utf-8").split()) <= WORDS_MAX
+
+
+def test_first_page_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= FIRST_LINES_MAX
 
 
 def test_architecture_names_only_what_exists():
