@@ -193,8 +193,8 @@ class Joiners:
         self._time.after(LOOK_NS, self._look)
         hosts = self._hosts()
         newest = max(hosts, key=_applied, default=None)
-        if newest is None:
-            return
+        if newest is None or _applied(newest) < self._raft.group(CATALOG_GROUP).applied_index:
+            return  # a server that does not run has a newer catalog
         catalog = newest.catalog
         self._ever |= catalog.added.keys()
         initial = catalog.initial_voters.keys()
