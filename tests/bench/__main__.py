@@ -38,6 +38,7 @@ MEASUREMENTS = (
     "readers",
     "returning",
     "large_records",
+    "hosts",
     "idle",
     "many_partitions",
     "overload",
