@@ -7,12 +7,14 @@ second. All other commands are a click application in `vdl.commands.app`.
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:]
+    _open_standard_files()
     if not __debug__:
         # Assertions are the last line of defence of acknowledged data, in production as well.
         sys.stderr.write(
@@ -27,6 +29,23 @@ def main() -> int:
     from vdl.commands.app import run_app
 
     return run_app(arguments)
+
+
+def _open_standard_files() -> None:
+    """Open the standard files that the caller has closed, without content.
+
+    Otherwise the next file that is opened has the number of one of them, and what a library in C
+    writes to standard error would go into a journal or a connection.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ Each command's module is loaded only when it runs: `vdl down` need not load the 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 import click
 
 from vdl import __version__
+from vdl.commands.interrupts import PIPE_ENDED
 from vdl.commands.terminal_text import visible_text
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -74,6 +77,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """Name → (module, attribute, one line). `serve` never comes here (see vdl.cli), but is listed."""
 
 
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+
+
+class PipeEnded(Exception):
+    """The reader of the output ended first."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
@@ -89,6 +99,13 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command), cmd_name
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. Raises PipeEnded; for a BrokenPipeError click would end the process."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise PipeEnded from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -123,7 +140,8 @@ def _told_in_words() -> tuple[type[Exception], ...]:
 
 
 def run_app(arguments: Sequence[str]) -> int:
-    """Run the application. Return the exit code: 0, 1 for a failure, 2 for wrong usage."""
+    """Run the application. Return the exit code: 0, 1 for a failure, 2 for wrong usage, PIPE_ENDED
+    if the reader of the output ended first."""
     try:
         code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
     except click.ClickException as error:
@@ -133,9 +151,24 @@ def run_app(arguments: Sequence[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
+    except PipeEnded:
+        _give_up_output()
+        return PIPE_ENDED
+    except OSError as error:
+        # Commands report errors of the files that they name.
+        if error.errno not in _CANNOT_WRITE or error.filename is not None:
+            raise
+        _give_up_output()
+        click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+        return 1
     except Exception as error:
         if not isinstance(error, _told_in_words()):
             raise
         click.echo(visible_text(f"vdl: {error}"), err=True)
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _give_up_output() -> None:
+    """Have nothing written at exit: it would fail again, with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

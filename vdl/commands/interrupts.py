@@ -19,6 +19,8 @@ from typing import Any, Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_BASE = 128
 """Exit code of a command that a signal ended, less the signal's number, as shells have it."""
+PIPE_ENDED = EXIT_BASE + signal.SIGPIPE
+"""Exit code of a command whose reader ended first, as that of `vdl topic list | head`."""
 
 
 class Interrupts:
