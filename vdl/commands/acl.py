@@ -10,6 +10,7 @@ import click
 from vdl.commands.cluster.admin_requests import check, connection_options, with_client
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option, say
+from vdl.commands.terminal_text import visible_line
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
 from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from vdl.kafka.wire.describe_acls import DescribeAclsRequest
@@ -195,7 +196,7 @@ def _as_json(one: Any, resource: int, pattern: int, name: str) -> dict[str, str]
 
 def _emit(found: list[dict[str, str]], *, as_json: bool) -> None:
     lines = [_line(one) for one in found]
-    emit(as_json, {"acls": found}, lambda: say("\n".join(lines), nl=bool(lines)))
+    emit(as_json, {"acls": found}, lambda: say("\n".join(map(visible_line, lines)), nl=bool(lines)))
 
 
 def _line(one: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options
-from vdl.commands.output import emit, fail, json_option, say, table
+from vdl.commands.output import emit, fail, json_option, progress, say, table
 from vdl.commands.resources.broker_defaults import alter_all_brokers, settings_of_all_brokers
 from vdl.commands.resources.config_layers import Explained, explain_in_cluster, explain_server_key
 from vdl.commands.resources.topic_facts import DEFAULT, alter_settings, fail_for, settings
@@ -162,7 +162,8 @@ def explain(
         found.append(own)
     is_of_the_file_alone = own is not None and own.key == key
     if not is_of_the_file_alone or topic is not None or broker is not None or group is not None:
-        found += explain_in_cluster(cluster, key, topic=topic, broker=broker, group=group)
+        with progress("asking the servers"):
+            found += explain_in_cluster(cluster, key, topic=topic, broker=broker, group=group)
     if not found:
         fail(f"{key}: no such setting")
     data = {"key": key, "found": [one.as_json() for one in found]}

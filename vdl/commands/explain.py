@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from vdl.commands.checks.cluster_facts import collect_facts
-from vdl.commands.cluster.bootstrap_option import addresses, client_settings
-from vdl.commands.output import emit, json_option
-from vdl.commands.terminal_text import visible_text
+from vdl.commands.cluster.admin_requests import admin_settings, connection_parameters
+from vdl.commands.cluster.bootstrap_option import addresses
+from vdl.commands.cluster.connection import Connection, resolve
+from vdl.commands.output import emit, json_option, progress
+from vdl.commands.terminal_text import visible_line
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.explain.facts import clock_text
@@ -24,49 +26,52 @@ _PARTITION = click.IntRange(min=0)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--bootstrap", default="127.0.0.1:9092", show_default=True,
-    help="Kafka addresses of one or more servers, separated by commas.",
-)  # fmt: skip
-@click.option(
-    "--config", type=click.Path(path_type=Path), metavar="FILE",
-    help=(
-        "File with client properties for TLS and login, such as client.properties of `vdl up "
-        "--secure`."
-    ),
-)  # fmt: skip
+@connection_parameters
 @click.pass_context
-def explain(context: click.Context, *, bootstrap: str, config: Path | None) -> None:
+def explain(context: click.Context, /, **where: Any) -> None:
     """Say why something is as it is: the cause with its time and server, and the next step.
 
     All servers that answer are asked for their state and their latest events, which they keep in
     memory. Exit code 1 if something is wrong.
     """
-    context.obj = bootstrap, config
+    context.obj = where
 
 
 def _question(name: str) -> Callable[[Callable[..., Question]], click.Command]:
-    """Make a subcommand of a function that returns its question."""
+    """Make a subcommand of a function that returns its question. Where to connect may be said
+    before its name and behind it; an option behind it wins."""
 
     def made(function: Callable[..., Question]) -> click.Command:
         @click.pass_context
-        def run(context: click.Context, /, *, as_json: bool, **values: Any) -> int:
-            bootstrap, config = context.obj
-            return _run(function(**values), bootstrap, config, as_json=as_json)
+        def run(
+            context: click.Context,
+            /,
+            *,
+            profile: str | None,
+            bootstrap: str | None,
+            config: Path | None,
+            as_json: bool,
+            **values: Any,
+        ) -> int:
+            where = {"profile": profile, "bootstrap": bootstrap, "config": config}
+            if all(text is None for text in where.values()):
+                where = context.obj
+            return _run(function(**values), resolve(**where), as_json=as_json)  # type: ignore[arg-type]  # the options' own types
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-        return explain.command(name=name)(json_option(run))
+        return explain.command(name=name)(json_option(connection_parameters(run)))
 
     return made
 
 
-def _run(question: Question, bootstrap: str, config: Path | None, *, as_json: bool) -> int:
+def _run(question: Question, where: Connection, *, as_json: bool) -> int:
     try:
-        facts = collect_facts(
-            addresses(bootstrap), client_settings(config),
-            topic=question.topic, group=question.group,
-        )  # fmt: skip
+        settings = admin_settings(where)
+        with progress("asking the servers"):
+            facts = collect_facts(
+                addresses(where.bootstrap), settings, topic=question.topic, group=question.group
+            )
     except (Unreachable, ClientSettingsError) as error:
         raise click.ClickException(str(error)) from error
     found = answer_to(question, facts)
@@ -128,7 +133,7 @@ def cluster() -> Question:
 def shown(found: dict[str, Any]) -> str:
     """Return an answer as text for people. A text of a client can neither control a terminal nor
     look like a line of the answer."""
-    return "\n".join(visible_text(line).replace("\n", "\\x0a") for line in lines_of(found))
+    return "\n".join(visible_line(line) for line in lines_of(found))
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:

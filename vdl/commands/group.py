@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
-from vdl.commands.output import emit, fail, json_option, progress, table
+from vdl.commands.output import emit, fail, json_option, progress, say, table
 from vdl.commands.resources import group_reset
 from vdl.commands.resources.group_facts import (
     DEAD,
@@ -21,6 +21,7 @@ from vdl.commands.resources.group_facts import (
 from vdl.commands.resources.group_lag import GroupLag, lags
 from vdl.commands.resources.topic_facts import fail_for, refusals
 from vdl.commands.selection import is_pattern, select
+from vdl.commands.terminal_text import visible_line
 from vdl.commands.times import period_option, time_option
 
 _REGEX = click.option("--regex", metavar="PATTERN", help="Groups whose whole name matches.")
@@ -37,7 +38,8 @@ def group() -> None:
 
 
 def _chosen(cluster: Cluster, names: tuple[str, ...], regex: str | None) -> list[GroupListing]:
-    known = {one.group: one for one in list_groups(cluster)}
+    with progress("asking the servers"):
+        known = {one.group: one for one in list_groups(cluster)}
     if not names and regex is None:
         return list(known.values())
     return [known[name] for name in select(known, names, regex, kind="group")]
@@ -99,10 +101,10 @@ def describe(*, names: tuple[str, ...], regex: str | None, as_json: bool, cluste
 def _show_described(found: list[GroupDescription]) -> None:
     for number, one in enumerate(found):
         if number:
-            click.echo()
+            say()
         where = "" if one.coordinator is None else f", coordinator {one.coordinator}"
         how = f", assignor {one.assignor}" if one.assignor else ""
-        click.echo(f"group {one.group} ({one.type}, {one.state}{where}{how})")
+        say(f"group {visible_line(one.group)} ({one.type}, {one.state}{where}{how})")
         rows = [
             [member.id, member.instance, member.client, member.host, _assigned(member.partitions)]
             for member in one.members
@@ -256,7 +258,7 @@ def reset(
     emit(as_json, data, lambda: table(heads, rows))
     if gone:
         places = " ".join(f"{name}-{partition}" for name, partition in gone)
-        click.echo(f"skipped, as there are no such partitions: {places}", err=True)
+        say(f"skipped, as there are no such partitions: {places}", err=True)
     _hint(execute=execute, as_json=as_json)
     fail_for(refused)
 

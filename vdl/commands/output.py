@@ -13,15 +13,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import click
 
-from vdl.commands.terminal_text import visible_json, visible_text
+from vdl.commands.terminal_text import visible_json, visible_line, visible_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DONE, FAILED = 0, 1
 _GAP = "  "
 """Gap between two columns of a plain table."""
+_TEXT_WIDTH_MIN = 12
+"""Characters of a text beside each other on a narrow terminal."""
 _PROGRESS_AFTER_SECONDS = 1.0
 """Work that ends sooner shows no progress bar."""
 
@@ -63,10 +68,9 @@ def fail(text: str, code: int = FAILED) -> NoReturn:
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text that may come from a cluster, a record or a client. On a terminal, characters
-    that control it are shown as escapes."""
-    stream = sys.stderr if err else sys.stdout
-    click.echo(visible_text(text) if stream.isatty() else text, err=err, nl=nl)
+    """Print text that may come from a cluster, a record or a client. Characters that control a
+    terminal are shown as escapes, also in a pipe: it may end in a pager."""
+    click.echo(visible_text(text), err=err, nl=nl)
 
 
 def emit(as_json: bool, data: Any, table_fn: Callable[[], object]) -> None:
@@ -82,11 +86,11 @@ def emit(as_json: bool, data: Any, table_fn: Callable[[], object]) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table. A column whose name begins with ">" is aligned to the right; None is "-".
 
-    With rich on a terminal; as plain aligned lines otherwise, which `awk` and `grep` can read.
+    With rich on a terminal; as plain aligned lines otherwise, which `awk` and `grep` can read, and
+    on a terminal that is too narrow. A row is a line, whatever its cells hold.
     """
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _rich_table(columns, [[visible_text(cell) for cell in row] for row in cells])
+    cells = [["-" if cell is None else visible_line(str(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty() and _rich_table(columns, cells):
         return
     for line in plain_lines(columns, cells):
         click.echo(line)
@@ -105,23 +109,39 @@ def plain_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
     ]
 
 
-def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Print a table as wide as the terminal. Return False if numbers would have to be cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # Names of topics and values may hold what rich takes for markup, so cells are Text.
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
+    for place, name in enumerate(columns):
         is_number = name.startswith(">")
         shown.add_column(
             Text(name.removeprefix(">")),
             justify="right" if is_number else "left",
             overflow="fold",
+            no_wrap=is_number,
+            min_width=_least_width(name, [row[place] for row in rows]),
         )
     for row in rows:
         shown.add_row(*(Text(cell) for cell in row))
-    Console(file=sys.stdout).print(shown)
+    console = Console(file=sys.stdout)
+    least = sum(column.min_width or 0 for column in shown.columns)
+    if least + len(_GAP) * (len(columns) - 1) > console.width:
+        return False
+    console.print(shown)
+    return True
+
+
+def _least_width(name: str, cells: Sequence[str]) -> int:
+    """Return the width below which a column is not readable: numbers are not cut, texts are."""
+    widths = [len(word) for word in name.removeprefix(">").split()]
+    longest = max(map(len, cells), default=0)
+    widths.append(longest if name.startswith(">") else min(longest, _TEXT_WIDTH_MIN))
+    return max(widths)
 
 
 class _NoSteps:
@@ -137,6 +157,60 @@ class _NoSteps:
         pass
 
 
+class _Bars:
+    """A bar of rich, which is loaded only once the bar is shown: most commands end before."""
+
+    def __init__(self, label: str, total: float | None, unit: str) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done = 0.0
+        self._lock = threading.Lock()
+        self._shown: Progress | None = None
+
+    def start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        numbers = "{task.completed:,.0f}" + (f" {self._unit}" if self._unit else "")
+        bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *([TextColumn(numbers)] if self._unit or self._total else []),
+            TimeElapsedColumn(),
+            console=Console(file=sys.stderr),
+            transient=True,
+        )
+        with self._lock:
+            bars.add_task(self._label, total=self._total, completed=self._done)  # type: ignore[arg-type]  # rich takes parts of a step
+            self._shown = bars
+        bars.start()
+
+    def stop(self) -> None:
+        if self._shown is not None:
+            self._shown.stop()
+
+    def advance(self, steps: float = 1) -> None:
+        with self._lock:
+            self._done += steps
+            self._show()
+
+    def total(self, steps: float | None) -> None:
+        with self._lock:
+            self._total = steps
+            self._show()
+
+    def label(self, text: str) -> None:
+        with self._lock:
+            self._label = text
+            self._show()
+
+    def _show(self) -> None:
+        if self._shown is not None:
+            self._shown.update(
+                self._shown.task_ids[0],
+                description=visible_line(self._label), total=self._total, completed=self._done,
+            )  # fmt: skip
+
+
 @contextmanager
 def progress(label: str, total: float | None = None, *, unit: str = "") -> Iterator[Steps]:
     """Show a bar on standard error while the block takes longer than a second.
@@ -146,34 +220,12 @@ def progress(label: str, total: float | None = None, *, unit: str = "") -> Itera
     if not sys.stderr.isatty():
         yield _NoSteps()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}" + (f" {unit}" if unit else "")),
-        TimeElapsedColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-    )
-    task = bars.add_task(label, total=total)
-
-    class Shown:
-        def advance(self, steps: float = 1) -> None:
-            bars.advance(task, steps)
-
-        def total(self, steps: float | None) -> None:
-            bars.update(task, total=steps)
-
-        def label(self, text: str) -> None:
-            bars.update(task, description=text)
-
+    bars = _Bars(label, total, unit)
     timer = threading.Timer(_PROGRESS_AFTER_SECONDS, bars.start)
     timer.daemon = True
     timer.start()
     try:
-        yield Shown()
+        yield bars
     finally:
         timer.cancel()
         timer.join()

@@ -10,6 +10,7 @@ import click
 from vdl.commands.cluster.admin_requests import check, connection_options, with_client
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option, say
+from vdl.commands.terminal_text import visible_line
 from vdl.kafka.wire.alter_client_quotas import (
     AlterClientQuotasRequest,
     EntityData,
@@ -104,7 +105,7 @@ def list_quotas(*, as_json: bool, connection: Connection) -> None:
         for entry in answer.entries or ()
     ]
     found.sort(key=_line)
-    lines = "\n".join(map(_line, found))
+    lines = "\n".join(visible_line(_line(one)) for one in found)
     emit(as_json, {"quotas": found}, lambda: say(lines, nl=bool(lines)))
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 
@@ -22,14 +21,18 @@ from vdl.commands.checks.cluster_status import (
     Server,
     collect,
 )
-from vdl.commands.cluster.bootstrap_option import addresses, client_settings
-from vdl.commands.terminal_text import visible_text
+from vdl.commands.cluster.admin_requests import admin_settings, connection_options
+from vdl.commands.cluster.bootstrap_option import addresses
+from vdl.commands.cluster.connection import Connection
+from vdl.commands.output import progress
+from vdl.commands.terminal_text import visible_line
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.server.problem import NOT_WRONG, counted
 
 PARTITIONS_MAX = 40
-"""With more partitions, only unhealthy ones are shown."""
+"""With more partitions only unhealthy ones are shown, and no more of those: an ended server makes
+thousands unhealthy."""
 PROBLEMS_MAX = 3
 """Problems of one kind that are shown."""
 _GAP = "  "
@@ -37,17 +40,7 @@ _GAP = "  "
 
 
 @click.command()
-@click.option(
-    "--bootstrap", default="127.0.0.1:9092", show_default=True,
-    help="Kafka addresses of one or more servers, separated by commas.",
-)  # fmt: skip
-@click.option(
-    "--config", type=click.Path(path_type=Path), metavar="FILE",
-    help=(
-        "File with client properties for TLS and login, such as client.properties of `vdl up "
-        "--secure`."
-    ),
-)  # fmt: skip
+@connection_options()
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option(
     "--all",
@@ -68,8 +61,7 @@ _GAP = "  "
 )
 def status(
     *,
-    bootstrap: str,
-    config: Path | None,
+    connection: Connection,
     as_json: bool,
     show_all: bool,
     only_wrong: bool,
@@ -78,13 +70,15 @@ def status(
 ) -> int:
     """Show servers, problems, partitions, leaders, offsets and the lag of each replica.
 
-    If there are many partitions, only unhealthy ones are shown. Exit code 1 if a server does not
-    answer, a group has no leader, or a server reports another problem.
+    If there are many partitions, only some unhealthy ones are shown. Exit code 1 if a server does
+    not answer, a group has no leader, or a server reports another problem.
     """
     shown = Shown(show_all=show_all, only_wrong=only_wrong, topics=frozenset(topics))
     while True:
         try:
-            cluster = collect(addresses(bootstrap), client_settings(config))
+            settings = admin_settings(connection)
+            with progress("asking the servers"):
+                cluster = collect(addresses(connection.bootstrap), settings)
         except (Unreachable, ClientSettingsError) as error:
             raise click.ClickException(str(error)) from error
         if watch is not None and not as_json:
@@ -114,12 +108,13 @@ class Shown:
             if not self.topics or topic.name in self.topics
             for partition in topic.partitions
         ]
-        only_wrong = self.only_wrong or (
-            len(partitions) > PARTITIONS_MAX and not (self.show_all or self.topics)
+        is_bounded = len(partitions) > PARTITIONS_MAX and not (
+            self.show_all or self.only_wrong or self.topics
         )
         found: list[Group] = [*cluster.groups] if self.show_all else []
+        only_wrong = self.only_wrong or is_bounded
         found += [one for one in partitions if not (only_wrong and one.is_well)]
-        return found
+        return found[:PARTITIONS_MAX] if is_bounded else found
 
 
 def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
@@ -132,8 +127,13 @@ def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
         lines += _group_table(groups)
     left = len(cluster.partitions) - sum(isinstance(group, Partition) for group in groups)
     if left and not shown.topics:
-        verb = "is" if left == 1 else "are"
-        lines.append(f"{counted(left, 'partition')} {verb} healthy; --all shows each")
+        wrong = sum(not partition.is_well for partition in cluster.partitions)
+        wrong -= sum(isinstance(group, Partition) and not group.is_well for group in groups)
+        if wrong:
+            lines.append(f"and {counted(wrong, 'more partition')} unhealthy; --wrong shows each")
+        if well := left - wrong:
+            verb = "is" if well == 1 else "are"
+            lines.append(f"{counted(well, 'partition')} {verb} healthy; --all shows each")
     click.echo("\n".join(lines))
 
 
@@ -147,7 +147,7 @@ def _summary(cluster: ClusterStatus) -> str:
     ]
     if partitions:
         parts.append(f"{counted(len(partitions), 'partition')}, {ill} unhealthy")
-    return f"cluster {click.style(visible_text(cluster.cluster_id), bold=True)}: " + "; ".join(
+    return f"cluster {click.style(visible_line(cluster.cluster_id), bold=True)}: " + "; ".join(
         parts
     )
 
@@ -160,7 +160,7 @@ def _problem_lines(cluster: ClusterStatus) -> list[str]:
         if len(texts) > PROBLEMS_MAX:
             told += f"; and {len(texts) - PROBLEMS_MAX} more"
         color = "yellow" if kind in NOT_WRONG else "red"
-        lines.append(f"{click.style(visible_text(kind), fg=color)}: {visible_text(told)}")
+        lines.append(f"{click.style(visible_line(kind), fg=color)}: {visible_line(told)}")
     return lines
 
 
@@ -173,7 +173,7 @@ class _Cell:
 
 
 def _styled(text: str, *, color: str | None = None, bold: bool = False) -> _Cell:
-    text = visible_text(text)
+    text = visible_line(text)
     return _Cell(text, click.style(text, fg=color, bold=bold or None))
 
 
@@ -183,7 +183,7 @@ def _table(columns: Iterable[str], rows: Iterable[list[_Cell | str]]) -> list[st
     names = list(columns)
     heads: list[_Cell | str] = [_styled(name.removeprefix(">"), bold=True) for name in names]
     cells = [
-        [_Cell(visible_text(c)) if isinstance(c, str) else c for c in row] for row in (heads, *rows)
+        [_Cell(visible_line(c)) if isinstance(c, str) else c for c in row] for row in (heads, *rows)
     ]
     widths = [
         max(len(row[place].text) for row in cells if place < len(row))

@@ -32,6 +32,12 @@ def visible_text(text: str) -> str:
     return _CONTROLS.sub(_escaped, text)
 
 
+def visible_line(text: str) -> str:
+    """Return text as one line: a tab or a line feed in a name must not look like another column or
+    row."""
+    return visible_text(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
 def visible_json(line: bytes) -> bytes:
     """Return JSON that means the same, without characters that control a terminal."""
     if line.isascii() and b"\x7f" not in line:

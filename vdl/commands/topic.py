@@ -52,9 +52,10 @@ def list_topics(
     *, names: tuple[str, ...], regex: str | None, internal: bool, as_json: bool, cluster: Cluster
 ) -> None:
     """List topics with their numbers of partitions and replicas."""
-    known = topic_names(cluster)
-    wanted = select(known, names, regex, kind="topic") if names or regex else known
-    found = descriptions(cluster, wanted)
+    with progress("asking the servers"):
+        known = topic_names(cluster)
+        wanted = select(known, names, regex, kind="topic") if names or regex else known
+        found = descriptions(cluster, wanted)
     data = [
         {
             "name": name,
@@ -268,9 +269,10 @@ def alter(
     if not wanted and partitions is None:
         raise click.UsageError("expected --set, --unset or --partitions")
     chosen = topics_to_change(cluster, names, regex, internal=internal)
+    with progress("asking the servers"):
+        changes = topic_plans.changes(cluster, chosen, wanted, partitions)
     # Topics that are named one by one need no question. --json alone prints plans everywhere.
     is_plain = regex is None and not any(map(is_pattern, names)) and not as_json
-    changes = topic_plans.changes(cluster, chosen, wanted, partitions)
 
     def apply() -> dict[str, str]:
         return topic_plans.apply_changes(cluster, chosen, wanted, partitions)
@@ -307,7 +309,8 @@ def delete(
 ) -> None:
     """Delete topics with all their records. Asks, unless --yes is there."""
     chosen = topics_to_change(cluster, names, regex, internal=internal)
-    plan = topic_plans.deletions(cluster, chosen)
+    with progress("asking the servers"):
+        plan = topic_plans.deletions(cluster, chosen)
 
     def apply() -> dict[str, str]:
         with progress("deleting"):
@@ -357,7 +360,8 @@ def records_delete(
     if [before_offset is not None, before_time is not None, to_end].count(True) != 1:
         raise click.UsageError("expected one of --before-offset, --before-time, --to-end")
     chosen = topics_to_change(cluster, names, regex, internal=internal)
-    plan = topic_plans.truncations(cluster, chosen, partitions, before_offset, before_time)
+    with progress("asking the servers"):
+        plan = topic_plans.truncations(cluster, chosen, partitions, before_offset, before_time)
     rows = [list(one.values()) for one in plan]
     heads = ("topic", ">partition", ">start", ">end", ">new start", ">records")
     _planned(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from vdl.commands.cluster.cluster_options import Cluster
-from vdl.commands.output import fail
+from vdl.commands.output import fail, progress, say
 from vdl.commands.resources.topic_facts import descriptions, topic_names
 from vdl.commands.selection import select
 
@@ -22,14 +22,15 @@ def topics_to_change(
     offsets of its groups a cluster is of little use."""
     if not names and regex is None:
         raise click.UsageError("expected a NAME or --regex")
-    chosen = select(topic_names(cluster), names, regex, kind="topic")
-    if internal:
-        return chosen
-    matched = [name for name in chosen if name not in names]
-    found = descriptions(cluster, matched)
+    with progress("asking the servers"):
+        chosen = select(topic_names(cluster), names, regex, kind="topic")
+        if internal:
+            return chosen
+        matched = [name for name in chosen if name not in names]
+        found = descriptions(cluster, matched)
     left_out = [n for n in matched if n.startswith(INTERNAL_PREFIX) or found[n].is_internal]
     if left_out:
-        click.echo(f"left out without --internal: {' '.join(left_out)}", err=True)
+        say(f"left out without --internal: {' '.join(left_out)}", err=True)
     if not (rest := [name for name in chosen if name not in left_out]):
         fail("the pattern matches internal topics alone")
     return rest

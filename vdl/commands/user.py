@@ -19,6 +19,7 @@ from vdl.commands.cluster.admin_requests import (
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import emit, json_option, say
 from vdl.commands.servers.certificates import CertificateError, write_private
+from vdl.commands.terminal_text import visible_line
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password
@@ -144,7 +145,7 @@ def _show(users: list[dict[str, Any]]) -> None:
             f"{found['mechanism']} ({found['iterations']} iterations)"
             for found in one["credentials"]
         )
-        say(f"{one['user']}: {kinds}")
+        say(f"{visible_line(one['user'])}: {kinds}")
 
 
 def _add_offline(directory: Path, name: str, password: str) -> None:

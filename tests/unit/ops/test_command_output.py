@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -35,6 +38,94 @@ def test_table_takes_markup_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", shown)
     table(("value",), [["[red]x[/red]"]])
     assert "[red]x[/red]" in shown.getvalue()
+
+
+def test_row_of_a_table_is_one_line_that_controls_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A client chooses names: none looks like a row of its own, in a pipe to a pager either."""
+    table(("group", "state"), [["a\nb  Stable", "Empty"], ["\x1b]0;t\x07\tx", "Dead"]])
+    say("\x1b[2J")
+    assert capsys.readouterr().out.splitlines() == [
+        "group              state",
+        "a\\x0ab  Stable     Empty",
+        "\\x1b]0;t\\x07\\x09x  Dead",
+        "\\x1b[2J",
+    ]
+
+
+def test_table_on_a_narrow_terminal_keeps_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal wraps lines; a number that is cut at some digits is another number."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for columns in ("20", "44", "200"):
+        shown = Terminal()
+        monkeypatch.setattr("sys.stdout", shown)
+        monkeypatch.setenv("COLUMNS", columns)
+        table(("topic", ">end offset", ">lag"), [["orders" * 6, 12345678901, 1234567]])
+        assert "12345678901" in shown.getvalue()
+        assert "1234567" in shown.getvalue().split("12345678901")[1]
+
+
+def _vdl(code: str, **more: Any) -> tuple[int, bytes]:
+    """Run `vdl version` in a process of its own, with `code` before it. Return the exit code and
+    what it wrote to standard error."""
+    program = f"import os, sys; {code}; sys.argv[1:] = ['version']; import vdl.cli as c; "
+    command = [sys.executable, "-c", program + "sys.exit(c.main())"]
+    ran = subprocess.run(command, stderr=subprocess.PIPE, check=False, **more)
+    return ran.returncode, ran.stderr
+
+
+def test_output_that_cannot_be_written_is_a_failure_in_one_line() -> None:
+    """A full disk has exit code 1; a reader that ended has that of a shell, and no words."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        ran = _vdl("1", stdout=full)
+    assert ran == (1, b"Error: cannot write the output: No space left on device\n")
+    reads, writes = os.pipe()
+    os.close(reads)
+    assert _vdl("1", stdout=writes) == (141, b"")
+    os.close(writes)
+
+
+def test_closed_standard_files_are_not_taken_by_other_files(tmp_path: Path) -> None:
+    """A library in C may write to standard error: never into a journal."""
+    found = tmp_path / "number"
+    code = (
+        "os.closerange(0, 3); sys.stdin = sys.stdout = sys.stderr = None; import atexit;"
+        f"atexit.register(lambda: open({str(found)!r}, 'w').write(str(os.dup(1))))"
+    )
+    assert _vdl(code, stdout=subprocess.DEVNULL) == (0, b"")
+    assert int(found.read_text()) > 2
+
+
+def test_commands_ask_the_cluster_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command falls back to this machine where a profile or a variable is set."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert run_app(["profile", "create", "far", "--bootstrap", "127.0.0.1:2"]) == 0
+    words = [
+        ["status"], ["explain", "cluster"], ["member", "list"], ["trace"], ["topic", "list"],
+        ["acl", "list"], ["balance", "--plan"], ["doctor"],
+    ]  # fmt: skip
+    for variable, value in (("", ""), ("VDL_BOOTSTRAP", "127.0.0.1:4"), ("VDL_PROFILE", "far")):
+        if variable:
+            monkeypatch.setenv(variable, value)
+        for command in words:
+            capsys.readouterr()
+            assert run_app(command) == 1, command
+            expected = value if variable == "VDL_BOOTSTRAP" else "127.0.0.1:2"
+            assert expected in "".join(capsys.readouterr()), command
+        monkeypatch.delenv(variable, raising=False)
+    for command in (
+        ["explain", "cluster", "--bootstrap", "127.0.0.1:3"],
+        ["explain", "--bootstrap", "127.0.0.1:3", "cluster"],
+    ):
+        assert run_app(command) == 1
+        assert "127.0.0.1:3" in capsys.readouterr().err
 
 
 def test_progress_without_a_terminal_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,10 +260,10 @@ def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
 def test_terminal_gets_no_control_character_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither in a line, nor in a document; a pipe gets a line as it is."""
+    """Neither in a line, nor in a document; a pipe may end in a pager."""
     hostile = "\x1b]0;title\x07\x9b2J\u202e"
     say(hostile)
-    assert capsys.readouterr().out == f"{hostile}\n"
+    assert capsys.readouterr().out == "\\x1b]0;title\\x07\\x9b2J\\u202e\n"
     emit(True, {"name": hostile}, lambda: None)
     written = capsys.readouterr().out
     assert json.loads(written) == {"name": hostile}

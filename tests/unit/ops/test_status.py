@@ -13,8 +13,8 @@ from vdl.kafka.client import KafkaClient, Unreachable
 @pytest.mark.parametrize(
     ("bootstrap", "code", "words"),
     [
-        ("", 2, "one or more addresses"),
-        (" , ", 2, "one or more addresses"),
+        ("", 2, "--bootstrap is empty"),
+        (",", 2, "one or more addresses"),
         ("nowhere", 2, "expected"),
         ("a..b:1", 2, "'a..b' is not a host name"),
         ("x" * 64 + ":1", 2, "is not a host name"),
@@ -102,6 +102,18 @@ def test_server_that_is_cut_off_does_not_make_partitions_leaderless(capsys):
     print_tables(cluster, Shown())
     assert "no_leader" not in capsys.readouterr().out
     assert cluster.is_healthy
+
+
+def test_unhealthy_partitions_of_a_large_cluster_are_some(capsys):
+    """An ended server makes thousands unhealthy; --wrong shows each."""
+    cluster = cluster_of(PARTITIONS_MAX + 5, ill=range(1, PARTITIONS_MAX + 5))
+    print_tables(cluster, Shown())
+    shown = capsys.readouterr().out
+    assert shown.count("orders-") == PARTITIONS_MAX
+    assert "and 4 more partitions unhealthy; --wrong shows each" in shown
+    assert "1 partition is healthy; --all shows each" in shown
+    print_tables(cluster, Shown(only_wrong=True))
+    assert capsys.readouterr().out.count("orders-") == PARTITIONS_MAX + 4
 
 
 def test_of_many_problems_of_a_kind_the_first_are_shown(capsys):

@@ -45,12 +45,7 @@ def connection_options(
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option("--profile", metavar="NAME", shell_complete=complete_profile,
-                      help="A profile of `vdl profile`.")  # fmt: skip
-        @click.option("--bootstrap", metavar="HOST:PORT,...",
-                      help="Kafka addresses of some servers; 127.0.0.1:9092.")  # fmt: skip
-        @click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
-                      help="Properties with which to log in; see `vdl up --secure`.")  # fmt: skip
+        @connection_parameters
         @functools.wraps(function)
         def command(
             *arguments: Any,
@@ -67,6 +62,20 @@ def connection_options(
         return command
 
     return add
+
+
+def connection_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--profile`, `--bootstrap` and `--config`, for `resolve`."""
+    for option in (
+        click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+                     help="Properties with which to log in; see `vdl up --secure`."),
+        click.option("--bootstrap", metavar="HOST:PORT,...",
+                     help="Kafka addresses of some servers; 127.0.0.1:9092."),
+        click.option("--profile", metavar="NAME", shell_complete=complete_profile,
+                     help="A profile of `vdl profile`; the current one."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def require_login(connection: Connection) -> None:

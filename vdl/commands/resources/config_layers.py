@@ -8,6 +8,7 @@ serve` are in `vdl/config/keys.json`, made from docs/configure.md.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -170,7 +171,12 @@ def _of_each_kind(cluster: Cluster, asked: Direct, key: str) -> list[Explained]:
         first = inherited[0] if inherited else Layer("", key, None)
         found.append(
             replace(
-                one, name=None, value=first.value, source=first.source or None, layers=inherited
+                one,
+                name=None,
+                value=first.value,
+                source=first.source or None,
+                layers=inherited,
+                set_with=one.set_with and _set_with("topic", "NAME", key),
             )
         )
     if one := _explain(asked, key, "broker", str(min(asked.addresses))):
@@ -178,10 +184,15 @@ def _of_each_kind(cluster: Cluster, asked: Direct, key: str) -> list[Explained]:
     try:
         # A group need not be there to have settings.
         if one := _explain(asked, key, "group", "vdl"):
-            found.append(replace(one, name=None))
+            set_with = one.set_with and _set_with("group", "NAME", key)
+            found.append(replace(one, name=None, set_with=set_with))
     except NotOffered:
         pass  # as of servers before Kafka 4.0
     return found
+
+
+def _set_with(kind: str, name: str, key: str) -> str:
+    return f"vdl config set {kind} {name} {key}=..."
 
 
 def _explain(asked: Direct, key: str, kind: str, name: str) -> Explained | None:
@@ -204,7 +215,7 @@ def _explain(asked: Direct, key: str, kind: str, name: str) -> Explained | None:
         return Explained(
             key, kind, name, one.documentation or "", _type(one.config_type), default,
             _range(kind, key), one.value, source_name(one.config_source),
-            None if one.read_only else f"vdl config set {kind} {name} {key}=...", layers,
+            None if one.read_only else _set_with(kind, shlex.quote(name), key), layers,
         )  # fmt: skip
     return None
 
