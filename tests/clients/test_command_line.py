@@ -173,6 +173,8 @@ def test_config_of_each_kind_is_set_explained_and_unset(line: CommandLine, topic
         line.ok("config", "unset", kind, name, key)
         left = line.json("config", "get", kind, name)["configs"]
         assert key not in {one["name"] for one in left}
+    (of_any, *_) = line.json("config", "explain", "retention.ms")["found"]
+    assert of_any["set_with"] == "vdl config set topic NAME retention.ms=..."
     assert line.run("config", "set", "topic", topic, "retention.ms=soon").code == 1
     assert line.run("config", "explain", "no.such.setting").code == 1
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,28 @@ def test_member_reads_to_the_end_through_a_rebalance(vdl: Commands, topics: Topi
         reading.join()
         assert first.wait(SECONDS_MAX) == 0
     assert sorted(b"".join(found).splitlines()) == sorted([*wide.splitlines(), b"9999"])
+
+
+def test_member_that_the_group_leaves_out_ends_and_names_cannot_forge_a_line(
+    vdl: Commands, topics: Topics
+) -> None:
+    """KIP-848: for an empty assignment the client calls nothing. It has nothing to read, as a
+    member of a classic group has."""
+    topic = topics.create("cli-left-out")
+    group = f"\x1b[2J{topic}\nother"
+    consumer = Consumer(
+        {"bootstrap.servers": vdl.bootstrap, "group.id": group, "group.protocol": "consumer"}
+    )
+    assigned = threading.Event()
+    consumer.subscribe([topic], on_assign=lambda *_: assigned.set())
+    with closing(consumer):
+        deadline = time.monotonic() + SECONDS_MAX
+        while not assigned.is_set() and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        ran = vdl.run("consume", topic, "-g", group, "-X", "group.protocol=consumer")
+        assert (ran.code, ran.output, ran.errors) == (0, b"", "")
+        shown = vdl.run("group", "describe", group).output
+        assert shown.startswith(b"group \\x1b[2J%s\\x0aother (" % topic.encode())
 
 
 def wait_for_rebalance(vdl: Commands, member: Consumer, group: str) -> None:

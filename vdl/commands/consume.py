@@ -29,6 +29,7 @@ from vdl.commands.records.record_json import Received
 from vdl.commands.records.record_output import Problems, RecordFile, json_writer, text_writer
 from vdl.commands.records.record_reader import PROPERTIES, RecordReader
 from vdl.commands.records.record_template import BadTemplate, Write
+from vdl.commands.resources.group_facts import is_left_out
 
 COUNT_MAX = 1 << 62
 _FORMS = click.Choice([*PLAIN_FORMS, *REGISTERED_FORMS])
@@ -257,6 +258,7 @@ def _read(cluster: Cluster, wanted: Wanted, printing: Printing, interrupts: Inte
         cluster, consumer,
         received=printing.receive, flush=printing.file.flush,
         flush_at_once=printing.file.flush_at_once, interrupts=interrupts,
+        is_left_out=lambda one: is_left_out(cluster, one, wanted.group or ""),
         is_stopped=lambda: printing.file.is_closed, stall_seconds=wanted.stall_seconds,
     )  # fmt: skip
     try:

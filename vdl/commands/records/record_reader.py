@@ -32,6 +32,8 @@ QUEUE_KIB = 32_768
 TAKEN_MAX = 256
 """Records taken from the client's queue at a time."""
 POLL_SECONDS = 0.25
+SPARE_SECONDS = 3.0
+"""Time without an assignment after which a member asks whether the group has one for it."""
 COMMIT_SECONDS = 5.0
 """Longest time between two commits of a group's offsets while records arrive."""
 
@@ -64,16 +66,19 @@ class RecordReader:
         flush: Callable[[], None],
         is_stopped: Callable[[], bool],
         stall_seconds: float,
+        is_left_out: Callable[[Consumer], bool] = lambda _: False,
         flush_at_once: Callable[[], bool] = lambda: True,
         interrupts: Interrupts | None = None,
     ) -> None:
-        """Create a reader. `stall_seconds`: time without any progress after which it fails."""
+        """Create a reader. `stall_seconds`: time without any progress after which it fails.
+        `is_left_out`: True if the group has no partition for a member."""
         self._cluster = cluster
         self._consumer = consumer
         self._received = received
         self._flush = flush
         self._is_stopped = is_stopped
         self._stall_seconds = stall_seconds
+        self._is_left_out = is_left_out
         self._ranges: dict[Place, PartitionRange] = {}
         self._flush_at_once = flush_at_once
         self._interrupts = interrupts or Interrupts()
@@ -92,6 +97,7 @@ class RecordReader:
         self._is_member = False
         self._progress_at = time.monotonic()
         self._committed_at = time.monotonic()
+        self._asked_at = time.monotonic()
 
     # --- what is read -------------------------------------------------------------------------
 
@@ -275,12 +281,23 @@ class RecordReader:
     def _check_progress(self) -> None:
         """Raise click.ClickException if records are missing and nothing arrives."""
         waited = time.monotonic() - self._progress_at
+        if self._is_member and not self._has_joined:
+            self._look_for_assignment()
         # A member without partitions gets some when another one leaves.
         is_spare = self._has_joined and not self._is_assigned
         if self._follows or is_spare or waited < self._stall_seconds:
             return
         places = ", ".join(f"{topic}[{number}]" for topic, number in sorted(self._ranges)[:3])
         fail(f"nothing arrived for {waited:.0f} s; still to be read: {places or 'an assignment'}")
+
+    def _look_for_assignment(self) -> None:
+        """Note that the group has no partition for this member. In the protocol of KIP-848 the
+        client calls nothing for an empty assignment."""
+        if time.monotonic() - self._asked_at < SPARE_SECONDS:
+            return
+        self._asked_at = time.monotonic()
+        if self._is_left_out(self._consumer):
+            self._is_assigned = self._has_joined = True
 
     # --- offsets of a group -------------------------------------------------------------------
 

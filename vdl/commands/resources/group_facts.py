@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, kafka_exception
 from vdl.commands.cluster.direct_requests import NotOffered, direct
-from vdl.commands.output import fail
+from vdl.commands.output import Steps, fail, progress
 from vdl.kafka.wire.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequestGroup,
@@ -21,17 +21,19 @@ from vdl.kafka.wire.list_groups import ListGroupsRequest
 from vdl.kafka.wire.share_group_describe import ShareGroupDescribeRequest
 
 if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
     from vdl.commands.resources.topic_facts import Where
 
 LIST_GROUPS, SHARE_GROUP_DESCRIBE, DESCRIBE_SHARE_GROUP_OFFSETS = 16, 77, 90
 SHARE, UNKNOWN = "share", "unknown"
 _NOT_OF_LIBRDKAFKA = (SHARE, "streams")
-EMPTY, DEAD = "Empty", "Dead"
+EMPTY, DEAD, STABLE = "Empty", "Dead", "Stable"
 _GROUPS_AT_ONCE = 50
 _STATES = {
     "PREPARING_REBALANCING": "PreparingRebalance",
     "COMPLETING_REBALANCING": "CompletingRebalance",
-    "STABLE": "Stable",
+    "STABLE": STABLE,
     "DEAD": DEAD,
     "EMPTY": EMPTY,
 }
@@ -136,8 +138,13 @@ def _state(state: Any) -> str:
 def describe_groups(cluster: Cluster, listings: Iterable[GroupListing]) -> list[GroupDescription]:
     """Return descriptions, by name."""
     wanted = list(listings)
-    found = _describe_consumers(cluster, [one.group for one in wanted if one.type != SHARE])
-    found += [_describe_share(cluster, one) for one in wanted if one.type == SHARE]
+    with progress("describing", len(wanted), unit="groups") as steps:
+        consumers = [one.group for one in wanted if one.type != SHARE]
+        found = _describe_consumers(cluster, consumers, steps)
+        for one in wanted:
+            if one.type == SHARE:
+                found.append(_describe_share(cluster, one))
+                steps.advance()
     types = {one.group: one.type for one in wanted}
     return sorted(
         (
@@ -149,13 +156,25 @@ def describe_groups(cluster: Cluster, listings: Iterable[GroupListing]) -> list[
     )  # fmt: skip
 
 
-def _describe_consumers(cluster: Cluster, names: Sequence[str]) -> list[GroupDescription]:
+def is_left_out(cluster: Cluster, consumer: Consumer, group: str) -> bool:
+    """Return True if a stable group (KIP-848) has no partition for a member."""
+    own = consumer.memberid()
+    (found,) = describe_groups(cluster, [GroupListing(group, "consumer", UNKNOWN)])
+    return found.state == STABLE and any(
+        member.id == own and not member.partitions for member in found.members
+    )
+
+
+def _describe_consumers(
+    cluster: Cluster, names: Sequence[str], steps: Steps
+) -> list[GroupDescription]:
     admin = cluster.admin()
     found = []
     for start in range(0, len(names), _GROUPS_AT_ONCE):
         some = list(names[start : start + _GROUPS_AT_ONCE])
         futures = admin.describe_consumer_groups(some, request_timeout=REQUEST_SECONDS)
         for name, future in futures.items():
+            steps.advance()
             try:
                 one = future.result(REQUEST_SECONDS + 5)
             except kafka_exception() as error:
