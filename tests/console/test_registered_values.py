@@ -152,6 +152,26 @@ def test_value_that_takes_all_memory_or_stack_ends_only_the_decoder(
     assert json.loads(one(values, framed(1, b"\x02")).text) == {"id": 1}
 
 
+def test_schemas_leave_no_files_behind(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protobuf's compiler reads files. It ends the decoder for want of memory, and another one
+    comes for the next page: files that stayed would fill the disk."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    fields = "".join(f"int32 f{number}=1;" for number in range(700_000))
+    registry.schemas[7] = ("PROTOBUF", f'syntax="proto3"; message M {{{fields}}}')
+    registry.schemas[8] = ("PROTOBUF", f'syntax="proto3"; message M {{}} //{"x" * (17 << 20)}')
+    values = RegisteredValues(registry.url, "")
+    try:
+        assert one(values, framed(5, b"\x00\x08\x2a")).text
+        assert "File too large" in one(values, framed(8, b"\0")).problem
+        assert "too much memory" in one(values, framed(7, b"\0")).problem
+        assert not list(tmp_path.iterdir())
+    finally:
+        values.close()
+
+
 def test_registry_is_the_only_address_that_is_asked(
     values: RegisteredValues, registry: Registry
 ) -> None:

@@ -19,6 +19,8 @@ from typing import Final
 from vdl.console.shown_values import SHOWN_CHARS_MAX
 
 MEMORY_BYTES_MAX: Final = 256 << 20
+FILE_BYTES_MAX: Final = 16 << 20
+"""Size of a temporary file: Protobuf's compiler reads schemas from files."""
 PAGE_SECONDS_MAX: Final = 10
 UNUSED_SECONDS: Final = 60
 SCHEMAS_PER_PAGE: Final = 16
@@ -71,6 +73,7 @@ class Decoder:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     decoder: Decoder | None = None
     problem = ""

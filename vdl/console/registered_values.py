@@ -19,6 +19,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,8 @@ class RegisteredValues:
         self._arguments = (url, login)
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        """Folder for the child's temporary files: it may end before it removes them."""
         self._paused_until_s = 0.0
 
     def decoded(self, values: Iterable[bytes], seconds: float) -> Mapping[bytes, Decoded]:
@@ -73,7 +76,11 @@ class RegisteredValues:
         try:
             if time.monotonic() < self._paused_until_s:
                 return _all(wanted, "decoding took too long, or too much memory, a moment ago")
-            found = self._ask(wanted, ends_s)
+            try:
+                found = self._ask(wanted, ends_s)
+            except OSError as error:  # this process has no room for a child
+                self._end()
+                return _all(wanted, f"the decoder cannot be started: {error.strerror}")
             if found is None:
                 self._end()
                 self._paused_until_s = time.monotonic() + PAUSE_SECONDS
@@ -103,9 +110,13 @@ class RegisteredValues:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", CHILD_MODULE, *self._arguments]
-        child = self._child = subprocess.Popen(  # noqa: S603 - a command of our own
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="vdl-decoder-", ignore_cleanup_errors=True
         )
+        child = self._child = subprocess.Popen(  # noqa: S603 - a command of our own
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            env={**os.environ, "TMPDIR": self._folder.name},
+        )  # fmt: skip
         assert child.stdin is not None
         os.set_blocking(child.stdin.fileno(), False)
         return child
@@ -116,6 +127,9 @@ class RegisteredValues:
             child.kill()
             with child:  # closes the pipes, and waits for its end
                 pass
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
 
 
 def _exchange(child: subprocess.Popen[bytes], question: bytes, ends_s: float) -> bytes:
