@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 from rpc.newcomers import Newcomers
 from rpc.streams import Address
-from rpc.transport import listening_socket
+from rpc.transport import SocketListener
 
 CONNECTIONS_MAX = 64
 """Limit of silent connections, and of those that have sent something. Each takes a descriptor, and
 two more once it has sent something."""
-_BACKLOG = 64
-"""Number of connections that may be accepted in one turn of the loop."""
 _PART_BYTES = 64 << 10
+_REFUSALS = (OSError, MemoryError, asyncio.CancelledError)
+"""What ends one connection, and no other."""
 
 
 class AdminGate:
@@ -40,42 +41,47 @@ class AdminGate:
         self._silent_s = silent_s
         self._silent: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
         self._spoken: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
-        self._server: asyncio.Server | None = None
+        self._listener: SocketListener | None = None
 
     async def open(self, address: Address) -> int:
         """Listen and return the bound port. Raises OSError."""
-        listening = listening_socket(address, _BACKLOG)
-        self._server = await asyncio.start_server(
-            self._serve, sock=listening, limit=_PART_BYTES, backlog=_BACKLOG
-        )
-        port: int = listening.getsockname()[1]
-        return port
+        loop = asyncio.get_running_loop()
+        # Not asyncio's own server: it raises what the system says of the one connection that it
+        # accepts, and after a want of descriptors it listens again although it was closed.
+        self._listener = SocketListener(loop, address, self._accepted)
+        self._listener.start()
+        return self._listener.port
 
     def close(self) -> None:
         """Stop listening and end all connections."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for one in (*self._silent, *self._spoken):
             one.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accepted(self, accepted: socket.socket, host: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(accepted, host))
+        _count(self._silent, task, host)
+
+    async def _serve(self, accepted: socket.socket, host: str) -> None:
         task = asyncio.current_task()
         assert task is not None
-        peer = writer.get_extra_info("peername") or ("unknown", 0)
-        host = str(peer[0])
-        _count(self._silent, task, host)
         try:
-            # A time-out is an OSError, too.
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                first = await asyncio.wait_for(reader.read(_PART_BYTES), self._silent_s)
-                if first:
-                    self._silent.remove(task)
-                    _count(self._spoken, task, host)
-                    await self._pass_on(first, reader, writer)
+            # A want of descriptors or memory costs this connection. A time-out is an OSError, too.
+            with contextlib.suppress(*_REFUSALS):
+                reader, writer = await asyncio.open_connection(sock=accepted, limit=_PART_BYTES)
+                try:
+                    first = await asyncio.wait_for(reader.read(_PART_BYTES), self._silent_s)
+                    if first:
+                        self._silent.remove(task)
+                        _count(self._spoken, task, host)
+                        await self._pass_on(first, reader, writer)
+                finally:
+                    writer.transport.abort()
         finally:
             self._silent.remove(task)
             self._spoken.remove(task)
-            writer.transport.abort()
+            accepted.close()
 
     async def _pass_on(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -107,7 +113,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     # `drain` waits for all bytes, so none are left at `close`. asyncio cannot `abort` a transport
     # that was closed with bytes left and has sent them since.
     writer.transport.set_write_buffer_limits(0)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, MemoryError):
         while part := await reader.read(_PART_BYTES):
             writer.write(part)
             await writer.drain()

@@ -15,6 +15,14 @@ class RemoteError(RpcError):
     """The other end violated the protocol."""
 
 
+class NoMemory(RpcError):
+    """There is no memory for a frame: its link ends, and nothing else does."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"no memory for a frame of {length} bytes")
+        self.length = length
+
+
 class CorruptFrame(RemoteError):
     """A frame's head or payload does not match its CRC: the stream can no longer be trusted."""
 

@@ -49,7 +49,7 @@ from functools import partial
 
 from ids import NO_SERVER, ServerId
 from rpc.backlog import Backlog
-from rpc.errors import RemoteError
+from rpc.errors import NoMemory, RemoteError
 from rpc.frames import message_count
 from rpc.hello import Hello, RejectReason
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
@@ -159,6 +159,11 @@ class _Connection:
         except RemoteError as error:
             if not self.is_closed:
                 links._broken(self, error)
+        except NoMemory as error:
+            if not self.is_closed:
+                self.close()
+                links._over(self, reason=None, text=str(error))
+            return
         if engine.unsent_bytes and not self.blocked and not self.is_closed:
             self.flush()
 

@@ -39,7 +39,7 @@ from struct import Struct
 from crc32c import crc32c
 
 from ids import ServerId
-from rpc.errors import MalformedFrame, RemoteError, UnexpectedFrame
+from rpc.errors import MalformedFrame, NoMemory, RemoteError, UnexpectedFrame
 from rpc.hello import (
     OLD_FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -260,7 +260,7 @@ class PeerEngine:
     def next_event(self) -> Event | None:
         """Return the next event, or None until more bytes arrive. After a raise the link is CLOSED.
 
-        Raises CorruptFrame, FrameTooLarge, MalformedFrame, UnexpectedFrame.
+        Raises CorruptFrame, FrameTooLarge, MalformedFrame, NoMemory, UnexpectedFrame.
         """
         while self.state is not LinkState.CLOSED:
             try:
@@ -274,7 +274,7 @@ class PeerEngine:
                     assert frame_type is not None, code
                     return frame_type, payload
                 event = self._step(code, frame_type, payload)
-            except RemoteError:
+            except (RemoteError, NoMemory):
                 self.state = LinkState.CLOSED
                 raise
             if event is not None:

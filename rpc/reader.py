@@ -33,7 +33,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from rpc.errors import CorruptFrame, FrameTooLarge, MalformedFrame
+from rpc.errors import CorruptFrame, FrameTooLarge, MalformedFrame, NoMemory
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview has format "B"."""
@@ -124,7 +124,8 @@ class FrameReader:
     def next_frame(self) -> tuple[int, memoryview] | None:
         """Return (type, payload), or None until more bytes arrive.
 
-        Raises CorruptFrame, FrameTooLarge, MalformedFrame; the stream cannot be used after that.
+        Raises CorruptFrame, FrameTooLarge, MalformedFrame, NoMemory; the stream cannot be used
+        after that.
         """
         while True:
             if self._length < 0:
@@ -173,7 +174,10 @@ class FrameReader:
 
     def _joined(self) -> memoryview:
         """Return the payload that has come in pieces."""
-        payload = memoryview(bytearray().join(self._pieces))
+        try:
+            payload = memoryview(bytearray().join(self._pieces))
+        except MemoryError:
+            raise NoMemory(self._pieces_bytes) from None
         self._pieces = []
         self._pieces_bytes = 0
         return payload
@@ -199,7 +203,10 @@ class FrameReader:
             self._next_chunk()
             return
         have = self._end - self._start
-        self._own = memoryview(self._memory())[: self._length]
+        try:
+            self._own = memoryview(self._memory())[: self._length]
+        except (MemoryError, OSError):
+            raise NoMemory(self._length) from None
         # The one copy of a large payload: the part that arrived together with its head.
         self._own[:have] = self._chunk[self._start : self._end]
         self._own_end = have

@@ -28,6 +28,7 @@ RECORD_BYTES = 16 << 10
 HANDSHAKE_BYTES_MAX = 256 << 10
 """Bytes that may arrive before a handshake is done. A chain of certificates takes a few KiB."""
 
+_FAILURES = (ssl.SSLError, OSError, MemoryError)
 _CLOSED = (ssl.SSLZeroReturnError, ssl.SSLEOFError)
 
 
@@ -55,12 +56,15 @@ class TlsEngine:
 
     # --- from the other end ----------------------------------------------------------------------
     def received(self, data: Buffer) -> None:
-        """Take in ciphertext that arrived."""
+        """Take in ciphertext that arrived. Raises TlsFailed, also for want of memory."""
         if not self.is_open:
             self._arrived += len(data)
             if self._arrived > HANDSHAKE_BYTES_MAX:
                 raise TlsFailed("the handshake exceeds its maximum size")
-        self._incoming.write(data)
+        try:
+            self._incoming.write(data)
+        except MemoryError as error:
+            raise TlsFailed(_reason(error)) from None
 
     def handshake(self) -> bool:
         """Continue the handshake with the received data. Return True once it is done."""
@@ -68,7 +72,7 @@ class TlsEngine:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             return False
-        except (ssl.SSLError, OSError) as error:
+        except _FAILURES as error:
             raise TlsFailed(_reason(error)) from None
         self.is_open = True
         return True
@@ -90,7 +94,7 @@ class TlsEngine:
         except _CLOSED:
             self.is_closed = True
             return 0
-        except (ssl.SSLError, OSError) as error:
+        except _FAILURES as error:
             raise TlsFailed(_reason(error)) from None
         if not count:
             self.is_closed = True
@@ -128,7 +132,7 @@ class TlsEngine:
         try:
             while view:
                 view = view[self._object.write(view) :]
-        except (ssl.SSLError, OSError) as error:
+        except _FAILURES as error:
             raise TlsFailed(_reason(error)) from None
 
     def take_output(self) -> bytes:

@@ -346,20 +346,17 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
 
 
 class SocketListener:
-    """Listener of the peer port. Passes every inbound stream to `on_stream`."""
+    """Listening socket. Passes every accepted one to `on_socket`, with the address of its peer."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         address: Address,
-        on_stream: Callable[[Stream, str], None],
+        on_socket: Callable[[socket.socket, str], None],
     ) -> None:
-        """Bind and listen; `start` accepts. `on_stream` is called with each stream and its address.
-
-        Raises OSError.
-        """
+        """Bind and listen; `start` accepts. Accepted sockets do not block. Raises OSError."""
         self._loop = loop
-        self._on_stream = on_stream
+        self._on_socket = on_socket
         self._resume: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._socket = listening_socket(address, _BACKLOG)
@@ -399,7 +396,7 @@ class SocketListener:
                 self._resume = self._loop.call_later(_ACCEPT_PAUSE_S, self.start)
                 return
             accepted.setblocking(False)
-            self._on_stream(SocketStream(self._loop, accepted), peer[0])
+            self._on_socket(accepted, peer[0])
 
 
 class DialTroubles:
@@ -463,7 +460,8 @@ class SocketTransport(Links):
         dial_failed = None
         if on_trouble is not None:
             dial_failed = DialTroubles(dialer.resolver, clock, on_trouble).dial_failed
-        self._listener = SocketListener(loop, listen, self.accepted)
+        self._loop = loop
+        self._listener = SocketListener(loop, listen, self._take_socket)
         super().__init__(local, dialer, clock, rng, handler, options, dial_failed, security)
         self._listener.start()
 
@@ -476,6 +474,9 @@ class SocketTransport(Links):
         # Close the port first, so that a peer that receives STOPPING is refused if it dials again.
         self._listener.close()
         super().close()
+
+    def _take_socket(self, connected: socket.socket, host: str) -> None:
+        self.accepted(SocketStream(self._loop, connected), host)
 
 
 def _cause(error: OSError) -> str:

@@ -38,6 +38,7 @@ Does not depend on sockets, the event loop, the meaning of requests, or the orde
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -160,7 +161,7 @@ class FrameReader:
         return self._end == room or (start > 0 and start + self.needed > room)
 
     def get_buffer(self) -> memoryview:
-        """Return the buffer for the next bytes; never empty."""
+        """Return the buffer for the next bytes; never empty. Raises OSError for want of memory."""
         room, start = len(self._view), self._end - self.arrived
         if self._end == room or (start and start + self.needed > room):  # without a call
             self._make_room()
@@ -220,7 +221,10 @@ class FrameReader:
         return min(self.needed, max(self._chunk_bytes, GROWTH * arrived)), False
 
     def _make_room(self) -> None:
-        """Replace the buffer with one that begins with a copy of the unfinished frame's bytes."""
+        """Replace the buffer with one that begins with a copy of the unfinished frame's bytes.
+
+        Raises OSError if there is no memory for it, so that this connection ends and no other.
+        """
         arrived = self.arrived
         if not arrived:
             self._view, self._end = memoryview(bytearray(self._chunk_bytes)), 0
@@ -228,7 +232,10 @@ class FrameReader:
         size, self._is_mapped = self._next_size()
         self._is_own = self.needed > CHUNK_BYTES_MAX
         assert size > arrived, (size, arrived, self.needed)
-        view = memoryview(mmap.mmap(-1, size) if self._is_mapped else bytearray(size))
+        try:
+            view = memoryview(mmap.mmap(-1, size) if self._is_mapped else bytearray(size))
+        except MemoryError:
+            raise OSError(errno.ENOMEM, "no memory for a request") from None
         view[:arrived] = self._view[self._end - arrived : self._end]
         self._view = view
         self._end = arrived

@@ -303,7 +303,12 @@ class TlsProtocol(asyncio.BufferedProtocol):
                 session = self._session
                 if session is None or session.closed:
                     return
-                count = engine.read_into(session.connection.get_buffer())
+                try:
+                    buffer = session.connection.get_buffer()
+                except OSError:  # no memory for this request
+                    transport.abort()
+                    return
+                count = engine.read_into(buffer)
                 if not count:
                     break
                 session.buffer_updated(count)
