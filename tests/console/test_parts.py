@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -35,7 +36,7 @@ from vdl.console.new_record import murmur2
 from vdl.console.problems import ConsoleError, LoginEnded
 from vdl.console.question import Dead, Question
 from vdl.console.record_stream import HEADERS_MAX, Budget, Field, OverBudget, Read, read_records
-from vdl.console.samples import quantile
+from vdl.console.samples import Samples, quantile
 from vdl.console.sessions import (
     FAILURES_SECONDS,
     IDLE_SECONDS,
@@ -58,6 +59,7 @@ from vdl.kafka.wire.consumer_group_describe import Member
 from vdl.records.batch import BatchFields, CorruptBatch, Record, build_batch, iter_records
 from vdl.records.compression import Compression
 from vdl.server.http import is_loopback
+from vdl.server.loop import LoopClock, TurnLoop
 from vdl.server.problem import Problem
 
 # --- configuration --------------------------------------------------------------------------------
@@ -660,6 +662,34 @@ def test_browser_of_another_machine_starts_no_console() -> None:
     gateway = Gateway(PROXIED.as_json(), None, None, None, None)  # type: ignore[arg-type]
     with socket.socket() as connection:
         assert gateway.hand_over(connection, "10.0.0.1", b"GET /console/ HTTP/1.1") == 403
+
+
+def test_console_that_gets_no_thread_refuses_a_browser() -> None:
+    """An exception on the loop would end the server. The next browser gets a console, later."""
+
+    class Noted:
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def warning(self, event: str, **fields: object) -> None:
+            self.events.append(f"{event}: {fields['cause']}")
+
+    loop, log = TurnLoop(), Noted()
+    samples = Samples(None)  # type: ignore[arg-type]  # it is asked for points alone
+    gateway = Gateway(PROXIED.as_json(), samples, LoopClock(loop), loop, log)  # type: ignore[arg-type]  # as far as it is used
+    stack, room = threading.stack_size(256 << 20), resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), room[1]))
+    try:
+        with socket.socket() as connection:
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            assert gateway.hand_over(connection, "127.0.0.1", b"GET /console/ HTTP/1.1") == 503
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, room)
+        threading.stack_size(stack)
+        loop.close()
+    assert log.events == ["console_not_started: can't start new thread"]
 
 
 def test_cookie_is_found_among_those_of_other_programs() -> None:

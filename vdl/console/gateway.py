@@ -162,7 +162,12 @@ class Gateway:
         run = threading.Thread(
             target=self._run_child, args=(child, other), name="console", daemon=True
         )
-        run.start()
+        try:
+            run.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._log.warning("console_not_started", cause=str(error))
+            other.close()
+            self._part(child)
 
     def _run_child(self, child: _Child, control: socket.socket) -> None:
         """Start the child and wait for its end. The loop notices either by the control socket."""
