@@ -296,7 +296,11 @@ def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> No
     """Commands use the file's settings, also for the admin plane, which requires a certificate."""
     assert "alice" in secured.vdl("user", "list")
     status = json.loads(secured.vdl("status", "--json"))
-    assert [server["problem"] for server in status["servers"]] == ["", "", ""]
+    traced = json.loads(secured.vdl("trace", "--slowest", "--json"))
+    for found in (status, traced):
+        assert not any(server["problem"] for server in found["servers"])
+    assert len(status["servers"]) == len(traced["servers"]) == 3
+    assert "Nothing is wrong" in secured.vdl("explain", "server", "1")
     settings = read_client_settings(secured.directory / "client.properties")
     assert settings.password not in repr(settings)
 

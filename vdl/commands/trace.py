@@ -6,13 +6,13 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rpc.traces import TRACE_NAME_CHARS_MAX, TracedRequest, TraceFilter
 from vdl.commands.checks.request_traces import TracedServer, TracingCluster, servers_of
+from vdl.commands.cluster.admin_requests import admin_settings
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.cluster_options import Cluster, cluster_options, kafka_exception
 from vdl.commands.interrupts import Interrupts
@@ -26,7 +26,6 @@ from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import (
     ClientSettings,
     ClientSettingsError,
-    parse_client_settings,
 )
 
 FOR_MS_MAX = 600_000
@@ -126,8 +125,11 @@ def trace(
 
 
 def _settings(cluster: Cluster) -> ClientSettings:
+    where = cluster.connection
     try:
-        return parse_client_settings(cluster.properties(), cluster.connection.source, Path())
+        return admin_settings(
+            dataclasses.replace(where, properties={**where.properties, **cluster.extra})
+        )
     except ClientSettingsError as error:
         raise click.ClickException(str(error)) from error
 

@@ -129,8 +129,11 @@ class Cluster:
 
     def _note(self, error: KafkaError) -> None:
         # "All brokers down" follows the reasons and says less than they do.
-        if error.name() != "_ALL_BROKERS_DOWN" or not self._problems:
+        if error.name() != "_ALL_BROKERS_DOWN":
             self._problems.append(error.str())
+        elif not self._problems:
+            protocol = self.properties().get("security.protocol", "plaintext").upper()
+            self._problems.append(f"no answer; check that the listener speaks {protocol}")
 
     def _reach(self, admin: AdminClient) -> None:
         """Wait until a server answers. Raises click.ClickException, early if none is there."""
