@@ -234,3 +234,11 @@ def test_commands_say_the_same_of_kafka_and_of_vdl(pair: Pair, story: Story) -> 
     assert said["vdl"], "nothing was asked"
     for number, (kafka, vdl) in enumerate(zip(said["kafka"], said["vdl"], strict=True)):
         assert vdl == kafka, f"answer {number}"
+
+
+def test_cluster_of_kafka_is_not_shown_as_a_dead_set_of_vdl(pair: Pair) -> None:
+    """It has no admin planes; nothing can be said of the state of its servers."""
+    for words in (("status",), ("explain", "cluster")):
+        ran = CommandLine(pair.bootstraps["kafka"]).run(*words)
+        assert (ran.code, ran.out) == (1, "")
+        assert "the cluster is not of VDL" in ran.error

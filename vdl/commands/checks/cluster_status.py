@@ -40,6 +40,8 @@ SERVERS_AT_ONCE = 64
 """Servers queried at a time."""
 REPLICA_NUMBER_BITS = 16
 """A replica id is the server id above this many bits of replica number."""
+_NO_ADMIN = "has no admin service"
+_NOT_OF_VDL = "the cluster is not of VDL, or its files have no [admin] table"
 
 
 @dataclass(slots=True)
@@ -208,6 +210,9 @@ def collect_answers(
             for server, future in zip(status.servers, asked, strict=True)
             if (answer := future.result()) is not None
         }
+    if status.servers and all(server.problem == _NO_ADMIN for server in status.servers):
+        # Otherwise a sound cluster of Kafka would be shown as one whose servers are down.
+        raise Unreachable("no server has an admin service", _NOT_OF_VDL)
     replicas = _replicas_by_group(answers)
     _add_topics(status, metadata, replicas)
     status.groups = [
@@ -252,7 +257,7 @@ def find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Ad
             admin = admin_address(config.value or "")
             if admin is not None:
                 return admin
-    raise Unreachable(address, "has no admin service")
+    raise Unreachable(address, _NO_ADMIN)
 
 
 def admin_address(listeners: str) -> Address | None:
