@@ -25,7 +25,7 @@ CONNECTIONS_MAX = 64
 two more once it has sent something."""
 _PART_BYTES = 64 << 10
 _REFUSALS = (OSError, MemoryError, asyncio.CancelledError)
-"""What ends one connection, and no other."""
+"""Exceptions that end one connection, and no other."""
 
 
 class AdminGate:
