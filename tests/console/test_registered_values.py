@@ -168,6 +168,14 @@ def test_schemas_leave_no_files_behind(
         assert "File too large" in one(values, framed(8, b"\0")).problem
         assert "too much memory" in one(values, framed(7, b"\0")).problem
         assert not list(tmp_path.iterdir())
+        monkeypatch.setattr(values, "_paused_until_s", 0.0)
+        assert one(values, framed(5, b"\x00\x08\x2a")).text
+        child = values._child
+        assert child is not None
+        assert child.stdin is not None
+        child.stdin.close()  # as when this process is killed
+        assert child.wait(SECONDS) == 0
+        assert not list(tmp_path.iterdir())
     finally:
         values.close()
 

@@ -8,7 +8,9 @@ within a library. It ends with its input, and after it was unused for a while.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import resource
 import select
 import signal
@@ -91,6 +93,8 @@ def main() -> None:
         sys.stdout.buffer.write(json.dumps(rows).encode() + b"\n")
         sys.stdout.buffer.flush()
         signal.alarm(0)
+    with contextlib.suppress(KeyError, OSError):
+        Path(os.environ["TMPDIR"]).rmdir()  # if the console was killed, no other process does it
 
 
 if __name__ == "__main__":
