@@ -221,15 +221,26 @@ def java(class_path: str, main: str, *arguments: str) -> list[str]:
 
 def run_tool(main: str, *arguments: str) -> str:
     """Run one of Kafka's own tools, which has to succeed; return its output."""
-    done = subprocess.run(
+    done = _run(main, *arguments)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def run_refused(main: str, *arguments: str) -> str:
+    """Run one of Kafka's own tools, which has to fail; return its output and errors."""
+    done = _run(main, *arguments)
+    assert done.returncode != 0, f"{done.stdout}\n{done.stderr}"
+    return f"{done.stdout}\n{done.stderr}"
+
+
+def _run(main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         java(f"{libraries('java')}/*", main, *arguments),
         check=False,
         timeout=TOOL_SECONDS_MAX,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def _fresh(folder: Path) -> Path:

@@ -21,6 +21,7 @@ from vdl.kafka.configs.broker_configs import (
     ALL_SERVERS,
     DYNAMIC,
     KNOWN_OF_SERVERS,
+    REPLICATION_THROTTLES,
     UNKNOWN,
     Layer,
     Source,
@@ -210,6 +211,12 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
             yield _own_entry(setting, layer), "Read from the file of the server, or fixed."
     for config in KNOWN_OF_SERVERS.values():
         found = layers(config, ctx.server.file_config, host.catalog.resources, host.server_id)
+        if config in REPLICATION_THROTTLES:
+            # As in Kafka, a throttle that is not set is not listed. Tools that remove one wait
+            # until it has no value.
+            found = [layer for layer in found if layer.source is not Source.DEFAULT]
+            if not found:
+                continue
         entry = _entry(config, found[0], [_synonym(config.name, layer) for layer in found])
         entry.read_only = config.name not in DYNAMIC
         yield entry, config.documentation

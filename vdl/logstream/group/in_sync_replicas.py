@@ -106,12 +106,13 @@ class InSync:
         raft = group.node.raft
         last, voters = raft.log.last_index, raft.membership.incoming
         found = []
-        for replica in group.listed:
+        # Observers are never in sync, but `times` are known of them too.
+        for replica in (*group.listed, *sorted(group.observers)):
             if replica == group.replica_id:
                 found.append(replica)
                 continue
             progress = raft.progress.get(replica)
-            if progress is None or replica not in voters:
+            if progress is None or (replica not in voters and replica not in group.observers):
                 self._followers.pop(replica, None)
                 continue
             follower = self._followers.get(replica)
@@ -130,7 +131,7 @@ class InSync:
                 follower.heard_ns = now_ns
                 follower.is_gone = False
             match = NO_INDEX if progress.state is PROBE else progress.match
-            if self._is_in_sync(replica, follower, now_ns, match=match):
+            if replica in voters and self._is_in_sync(replica, follower, now_ns, match=match):
                 found.append(replica)
         before, self.replicas = self.replicas, frozenset(found)
         return before != self.replicas
@@ -164,7 +165,8 @@ class InSync:
     def times(self, replica: NodeId, clock: Clock) -> tuple[int, int]:
         """Return (when the replica was last heard of, a time whose data it holds completely).
 
-        In ms since 1970 on this server's clock; -1: unknown.
+        In ms since 1970 on this server's clock; -1: unknown. The second is never the later one
+        (KIP-836): tools take a replica that was caught up lately for one that is up.
         """
         now_ms, now_ns = clock.wall_ms(), clock.now_ns()
         if replica == self.group.replica_id:
@@ -174,7 +176,10 @@ class InSync:
             return -1, -1
         heard_ms, caught_up_ms = (
             -1 if at_ns == NEVER_NS else now_ms - (now_ns - at_ns) // MS
-            for at_ns in (follower.heard_ns, follower.caught_up_ns)
+            for at_ns in (
+                follower.heard_ns,
+                min(follower.heard_ns, follower.caught_up_ns),
+            )
         )
         return heard_ms, caught_up_ms
 
