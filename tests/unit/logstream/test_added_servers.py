@@ -169,16 +169,33 @@ def test_removal_is_blocked_by_a_partition_without_leader(cluster: Cluster) -> N
     assert (one.blocking, one.reason) == ("u-0", "it has no leader (not connected: 4)")
 
 
+def test_removal_ends_when_a_partition_has_a_leader_again(cluster: Cluster) -> None:
+    """Until then the partition and the servers that it lacks are named."""
+    grown(cluster, [[1, 3, 4]])
+    cluster.nodes[3].crash()
+    leave(cluster)
+    cluster.run(5_000)
+    one = described(cluster)
+    assert (one.blocking, one.reason) == ("t-0", "it has no leader (not connected: 3, 4)")
+    cluster.nodes[3].start()
+    cluster.run(15_000)
+    assert not cluster.nodes[1].host.catalog.added
+
+
 def test_removal_waits_for_servers_that_may_take_replicas(cluster: Cluster) -> None:
-    """A limit on replicas, or no other server, is said to be the reason."""
+    """A limit on replicas, or no other server, is said to be the reason. It ends with the limit."""
+    limits = [1]
     grown(cluster, [[1, 2, 4]])
     for node in cluster.nodes.values():
-        node.host.added_servers.replicas_max = lambda: 1
+        node.host.added_servers.replicas_max = lambda: limits[0]
     cluster.propose(CreateTopics([NewTopic("u", b"u" * 16, assignments=[[3]])]))
     leave(cluster)
     cluster.run(2_500)
     one = described(cluster)
     assert (one.blocking, one.reason) == ("t-0", "no server may have more than 1 replicas")
+    limits[0] = 0
+    cluster.run(10_000)
+    assert not cluster.nodes[1].host.catalog.added
 
 
 def test_removal_waits_for_a_target_that_is_not_connected(cluster: Cluster) -> None:
