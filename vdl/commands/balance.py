@@ -24,13 +24,21 @@ from vdl.commands.output import emit, json_option, say
 
 
 @click.command()
-@click.option("--plan", "action", flag_value="plan", default="plan", help="Show the moves.")
-@click.option("--execute", "action", flag_value="execute", help="Carry them out.")
-@click.option("--stop", "action", flag_value="stop", help="Cancel the moves in progress.")
+@click.option("--plan", "shows", is_flag=True, help="Show the moves, the default.")
+@click.option("--execute", "executes", is_flag=True, help="Carry them out.")
+@click.option("--stop", "stops", is_flag=True, help="Cancel the moves in progress.")
 @rate_option
 @json_option
 @connection_options()
-def balance(*, action: str, rate: int, as_json: bool, connection: Connection) -> None:
+def balance(
+    *,
+    shows: bool,
+    executes: bool,
+    stops: bool,
+    rate: int,
+    as_json: bool,
+    connection: Connection,
+) -> None:
     """Spread replicas and leaderships evenly over the servers.
 
     Replicas of a partition leave hosts that they share, disks that are over 80 % full give
@@ -40,7 +48,9 @@ def balance(*, action: str, rate: int, as_json: bool, connection: Connection) ->
     The moves are Kafka's reassignments, 32 at a time. Those that have begun go on when the command
     is interrupted, and no others begin.
     """
-    if action == "stop":
+    if shows + executes + stops > 1:
+        raise click.UsageError("only one of --plan, --execute and --stop can be given")
+    if stops:
         count = stop(connection)
         emit(as_json, {"stopped": count}, lambda: say(f"{count} moves cancelled"))
         return
@@ -48,12 +58,12 @@ def balance(*, action: str, rate: int, as_json: bool, connection: Connection) ->
     plan = Planner(live, rate=rate).balance()
     if not as_json:
         print_servers(live, plan)
-        if action == "plan":
+        if not executes:
             print_moves(plan)
             print_steps(plan, rate) if plan.steps else print_notes(plan)
         if not plan.steps:
             say("nothing to move")
-    done = execute(connection, plan.steps, rate=rate) if action == "execute" else None
+    done = execute(connection, plan.steps, rate=rate) if executes else None
     document = {
         "servers": servers_json(live, plan), "plan": plan_json(plan), "done": done_json(done)
     }  # fmt: skip

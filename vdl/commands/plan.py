@@ -104,7 +104,8 @@ def add(
 ) -> int:
     """Add servers, and balance replicas and leaderships over all.
 
-    They need not be there for a plan. With --execute they must be started, and wait.
+    They need not be there for a plan. With --execute they must be started, and wait. The moves are
+    those that were shown, and are not begun if the racks or disks of the servers would make others.
     """
     ids = list(dict.fromkeys(map(ServerId, servers)))
     live = read_cluster(connection)
@@ -120,9 +121,16 @@ def add(
                 fail(f"server {server} does not wait to be added: start it first")
             add_server(connection, server, parse_address(one.address))
             wait_for(connection, server, "joins", has_joined)
-        # Their racks and disks are known now.
-        steps = Planner(read_cluster(connection), rate=rate).balance().steps
-        return execute(connection, steps, rate=rate)
+        # Their racks and disks are known now. What was shown is made, or nothing.
+        found_out = Planner(read_cluster(connection), rate=rate).why_not_as_planned(
+            found, ids, rack
+        )
+        if found_out:
+            fail(
+                f"the servers were added, and nothing was moved to them: {'; '.join(found_out)}; "
+                "for a plan with what is known now: vdl plan balance"
+            )
+        return execute(connection, found.steps, rate=rate)
 
     shown = PlanShown(found, rate, as_json=as_json)
     shown.rehearse(seeds, partial(_scene, live, found, added=ids, rack=rack))

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
+from pathlib import Path
 
 from vdl.config.settings import KEYS, Config
-from vdl.config.values import ADMIN_LISTENER, ADMIN_SETTING, Address
+from vdl.config.values import ADMIN_LISTENER, ADMIN_SETTING, FILE_SYSTEM_SETTING, Address
 from vdl.kafka.configs.broker_configs import Layer, Source
 from vdl.kafka.configs.group_configs import KNOWN
 from vdl.kafka.configs.kafka_settings import TYPES
@@ -36,6 +37,7 @@ FIXED: Mapping[str, str] = {
 stop; consumers read from a replica in their rack (KIP-392); each server keeps the catalog."""
 
 _KAFKA = "kafka."
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def file_settings(config: Config) -> dict[str, Layer]:
@@ -113,9 +115,25 @@ def _elsewhere(config: Config) -> dict[str, str]:
         "log.cleaner.backoff.ms": str(config.host.compaction_check_ms),
         "log.retention.check.interval.ms": str(config.host.retention_check_ms),
     }
+    file_system = _file_system(config.data_dir.absolute())
+    if file_system:
+        found[FILE_SYSTEM_SETTING] = file_system
     if config.rack:
         found["broker.rack"] = config.rack
     return found
+
+
+def _file_system(directory: Path) -> str:
+    """Return an identity of the file system that holds a directory; empty: unknown.
+
+    It is the same for all servers of a host whose data shares a disk, until the host starts anew.
+    """
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        place = next(one for one in (directory, *directory.parents) if one.exists())
+        return f"{boot}/{place.stat().st_dev}"
+    except OSError:
+        return ""
 
 
 def _listed(listeners: Iterable[tuple[str, str, int]]) -> str:

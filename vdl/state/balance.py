@@ -19,6 +19,7 @@ Does not depend on topics' settings, on time, or on how replicas move.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class ServerRoom:
     free_bytes: int = 0
     total_bytes: int = 0
     """0: nothing is known of its disk."""
+    disk: str = ""
+    """Servers with the same one share a disk; empty: it has one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,11 @@ def shared_hosts(replicas: Iterable[ServerId], racks: Mapping[ServerId, str]) ->
     return len(hosts) - len(set(hosts))
 
 
+def disk_of(room: ServerRoom) -> str | ServerId:
+    """Return what identifies a server's disk: its file system, or the server itself."""
+    return room.disk or room.server_id
+
+
 def _host(server: ServerId, racks: Mapping[ServerId, str]) -> str | ServerId:
     return racks.get(server) or server
 
@@ -120,6 +128,8 @@ class _Plan:
         self._replicas_max = replicas_max
         self._partitions = {one.where: one for one in sorted(partitions, key=lambda p: p.where)}
         self._now = {where: list(one.replicas) for where, one in self._partitions.items()}
+        self._moved: set[Where] = set()
+        """Partitions that were moved, perhaps back."""
         self._on: dict[ServerId, set[Where]] = {server: set() for server in self._rooms}
         self._held: dict[ServerId, int] = dict.fromkeys(self._rooms, 0)
         """Bytes of a server's replicas."""
@@ -127,18 +137,31 @@ class _Plan:
             for server in replicas:
                 self._on.setdefault(server, set()).add(where)
                 self._held[server] = self._held.get(server, 0) + self._partitions[where].size
+        self._sized: dict[ServerId, list[tuple[int, Where]]] = {
+            server: sorted((self._partitions[where].size, where) for where in wheres)
+            for server, wheres in self._on.items()
+        }
+        """Replicas of a server by size: the one that suits best is found without looking at all."""
+        self._stored: dict[str | ServerId, int] = {}
+        """Bytes of replicas on a disk, by `disk_of`: of all servers that share it."""
+        for room in self._rooms.values():
+            disk = disk_of(room)
+            self._stored[disk] = self._stored.get(disk, 0) + self._held[room.server_id]
         self._others = {
-            server: room.total_bytes - room.free_bytes - self._held[server]
+            server: room.total_bytes - room.free_bytes - self._stored[disk_of(room)]
             for server, room in self._rooms.items()
         }
-        """Bytes on a server's disk that are not of its replicas."""
+        """Bytes on a server's disk that are not of these replicas."""
 
     def changes(self) -> list[Change]:
         """Balance, and return what changed."""
         is_better = True
         while is_better:
             is_better = False
-            for moves in (self._apart, self._emptier, self._evener):
+            for apart in self._apart():
+                self._move(*apart)
+                is_better = True
+            for moves in (self._emptier, self._evener):
                 while move := next(moves(), None):
                     self._move(*move)
                     is_better = True
@@ -151,15 +174,22 @@ class _Plan:
 
     # --- replicas: (partition, from, to), the best first ------------------------------------------
     def _apart(self) -> Iterator[tuple[Where, ServerId, ServerId]]:
-        """Move a replica from a host that it shares to one without a replica."""
-        for where, replicas in self._now.items():
-            if self._partitions[where].is_fixed or not shared_hosts(replicas, self._racks):
-                continue
-            sharing = [server for server in replicas if self._shares(where, server, server)]
-            for source in sorted(sharing, key=lambda s: (-len(self._on[s]), s)):
-                for target in self._least():
-                    if not self._shares(where, target, source) and self._has_room(where, target):
-                        yield where, source, target
+        """Move replicas from hosts that they share to hosts without a replica. Each is moved before
+        the next is asked for."""
+        for where in self._now:
+            while found := self._apart_of(where):
+                yield found
+
+    def _apart_of(self, where: Where) -> tuple[Where, ServerId, ServerId] | None:
+        replicas = self._now[where]
+        if self._partitions[where].is_fixed or not shared_hosts(replicas, self._racks):
+            return None
+        sharing = [server for server in replicas if self._shares(where, server, server)]
+        for source in sorted(sharing, key=lambda s: (-len(self._on[s]), s)):
+            for target in self._least():
+                if not self._shares(where, target, source) and self._has_room(where, target):
+                    return where, source, target
+        return None
 
     def _emptier(self) -> Iterator[tuple[Where, ServerId, ServerId]]:
         """Move a replica from a disk that is too full: one that suffices, or the largest."""
@@ -167,11 +197,10 @@ class _Plan:
             excess = self._excess(source)
             if excess <= 0:
                 return
-            sizes = {where: self._partitions[where].size for where in self._on[source]}
-            for where in sorted(
-                self._on[source], key=lambda w: (sizes[w] < excess, abs(sizes[w] - excess), w)
-            ):
-                if not sizes[where]:
+            sized = self._sized[source]
+            enough = bisect_left(sized, (excess, ("", 0)))
+            for size, where in (*sized[enough:], *reversed(sized[:enough])):
+                if not size:
                     continue
                 for target in sorted(self._least(), key=lambda s: (self._excess(s), s)):
                     if self._may_move(where, source, target):
@@ -187,16 +216,29 @@ class _Plan:
                 surplus = self._held[source] - self._held[target]
                 yield from (
                     (where, source, target)
-                    for where in sorted(
-                        self._on[source],
-                        key=lambda w: (
-                            self._changed(w),
-                            abs(surplus - 2 * self._partitions[w].size),
-                            w,
-                        ),
-                    )
+                    for where in self._nearest(source, surplus)
                     if self._may_move(where, source, target)
                 )
+
+    def _nearest(self, source: ServerId, surplus: int) -> Iterator[Where]:
+        """Yield the partitions of a server, those of which fewest replicas move first, then those
+        whose size is nearest to half of `surplus`."""
+        sized = self._sized[source]
+        middle = bisect_left(sized, (surplus // 2, ("", 0)))
+        moved, is_more = 0, True
+        while is_more:
+            below, above, is_more = middle - 1, middle, False
+            while below >= 0 or above < len(sized):
+                is_above = below < 0 or (
+                    above < len(sized)
+                    and abs(surplus - 2 * sized[above][0]) <= abs(surplus - 2 * sized[below][0])
+                )
+                where = sized[above if is_above else below][1]
+                above, below = above + is_above, below - (not is_above)
+                if self._changed(where) == moved:
+                    yield where
+                is_more |= self._changed(where) > moved
+            moved += 1
 
     def _least(self) -> list[ServerId]:
         """Return the servers that have room, those with the fewest replicas first."""
@@ -205,6 +247,8 @@ class _Plan:
 
     def _changed(self, where: Where) -> int:
         """Return the number of a partition's replicas that move."""
+        if where not in self._moved:
+            return 0
         return len(set(self._now[where]).difference(self._partitions[where].replicas))
 
     def _may_move(self, where: Where, source: ServerId, target: ServerId) -> bool:
@@ -231,16 +275,21 @@ class _Plan:
     def _excess(self, server: ServerId, more: int = 0) -> int:
         """Return the bytes by which a disk is too full, with `more` on it."""
         total = self._rooms[server].total_bytes
-        used = self._others[server] + self._held[server] + more
+        used = self._others[server] + self._stored[disk_of(self._rooms[server])] + more
         return used - int(FILL_MAX * total) if total else 0
 
     def _move(self, where: Where, source: ServerId, target: ServerId) -> None:
         replicas, size = self._now[where], self._partitions[where].size
         replicas[replicas.index(source)] = target
+        self._moved.add(where)
         self._on[source].remove(where)
         self._on[target].add(where)
-        self._held[target] += size
-        self._held[source] -= size
+        del self._sized[source][bisect_left(self._sized[source], (size, where))]
+        insort(self._sized[target], (size, where))
+        for server, more in ((target, size), (source, -size)):
+            self._held[server] += more
+            if server in self._rooms:
+                self._stored[disk_of(self._rooms[server])] += more
 
     # --- leaderships ------------------------------------------------------------------------------
     def _lead(self) -> None:

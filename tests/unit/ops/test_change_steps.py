@@ -19,6 +19,7 @@ from vdl.commands.changes.steps import STEP_SECONDS, Plan, Planner
 from vdl.commands.plan import PlanShown
 from vdl.logstream.membership.added_servers import MOVES_MAX
 from vdl.sim.rehearsal import PARTITIONS_MAX, Rehearsed, Scene
+from vdl.state.catalog import Catalog
 from vdl.state.reassignment import Reassignment
 
 GB = 1 << 30
@@ -240,3 +241,71 @@ def test_change_of_replicas_since_the_plan_stops_it(monkeypatch: pytest.MonkeyPa
     with pytest.raises(click.ClickException, match="changed since the plan"):
         execution.execute(Any, steps, rate=RATE)  # type: ignore[arg-type]
     assert not asked
+
+
+def test_copy_of_the_catalog_counts_the_load_of_all_servers_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once for each partition would be minutes for ten thousand."""
+    counted: list[int] = []
+    load = Catalog._load
+
+    def count(catalog: Catalog) -> Any:
+        counted.append(len(catalog.groups))
+        return load(catalog)
+
+    monkeypatch.setattr(Catalog, "_load", count)
+    copy = CatalogCopy(_cluster([(4, 1, 2)] * 50))
+    assert len(copy.where) == 50
+    assert len(counted) == 1
+
+
+def test_plan_knows_how_many_replicas_a_server_may_have() -> None:
+    """The cluster would refuse a move beyond it, and a drain would wait."""
+    live = replace(_cluster([(1, 2, 3), (4, 5, 6)], servers=6), replicas_max=1)
+    plan = _planner(live).move({("t", 0): [*map(ServerId, (1, 2, 4))]})
+    assert "maximum" in plan.refused
+    assert _reasons(_planner(live).remove(ServerId(4))) == {
+        "t-1": "no server may have more than 1 replicas"
+    }
+
+
+def test_added_servers_with_other_racks_or_disks_than_planned_are_named() -> None:
+    """A plan is made while they are not there: what it did not know stops it."""
+    live = _cluster([(1, 2, 3)] * 40, servers=3, racks={1: "a", 2: "b", 3: "c"})
+    plan = _planner(live).add([ServerId(4)], "d")
+    assert plan.changes
+    after = _cluster([(1, 2, 3)] * 40, servers=4, racks={1: "a", 2: "b", 3: "c", 4: "d"})
+    assert not _planner(after).why_not_as_planned(plan, [ServerId(4)], "d")
+    small = replace(after.servers[ServerId(4)], free_bytes=GB, total_bytes=2 * GB)
+    after.servers[ServerId(4)] = replace(small, member=replace(small.member, rack="a"))
+    rack, *others = _planner(after).why_not_as_planned(plan, [ServerId(4)], "d")
+    assert rack == "server 4 is in rack 'a', and was planned for 'd'"
+    assert any("has no room" in one for one in others)
+    assert any("several replicas on one host" in one for one in others)
+
+
+def test_moves_are_either_begun_or_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["balance", "--stop", "--execute", "--bootstrap", "127.0.0.1:1"]) == 2
+    assert "only one of --plan, --execute and --stop" in capsys.readouterr().err
+
+
+def test_cluster_is_read_once_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step has reached is what the next begins with."""
+    replicas = [(1, 2, 3)] * (MOVES_MAX + 1)
+    where = {("t", n): [*map(ServerId, (4, 2, 3))] for n in range(len(replicas))}
+    steps = _planner(_cluster(replicas)).move(where).steps
+    assert len(steps) == 2
+    reads: list[LiveCluster] = []
+
+    def read(_: object) -> LiveCluster:
+        moved = [(4, 2, 3)] * min(len(reads) * MOVES_MAX, len(replicas))
+        reads.append(_cluster(moved + replicas[len(moved) :]))
+        return reads[-1]
+
+    monkeypatch.setattr(execution, "read_cluster", read)
+    monkeypatch.setattr(execution, "reassignments", lambda _: {})
+    monkeypatch.setattr(execution, "alter_reassignments", lambda *_, **__: None)
+    monkeypatch.setattr(execution, "elect", lambda *_: (0, []))
+    done = execution.execute(Any, steps, rate=RATE)  # type: ignore[arg-type]
+    assert (done.partitions, len(reads)) == (len(replicas), 3)

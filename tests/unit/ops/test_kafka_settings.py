@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vdl.config.settings import KEYS, Config, parse_config
-from vdl.config.values import ADMIN_SETTING
+from vdl.config.values import ADMIN_SETTING, FILE_SYSTEM_SETTING
 from vdl.kafka.configs.broker_configs import DYNAMIC, KNOWN_OF_SERVERS, Source
 from vdl.kafka.configs.kafka_settings import TYPES
 from vdl.kafka.configs.topic_configs import KNOWN, NO_EFFECT_PREFIX, Standing, TopicConfig
@@ -190,6 +190,15 @@ def test_server_without_an_admin_service_shows_none() -> None:
     """A server without an admin service is shown as such, and `vdl status` reports it."""
     config = parse_config('[admin]\nlisten = "off"', source="vdl.toml", folder=Path("/where"))
     assert ADMIN_SETTING not in file_settings(config)
+
+
+def test_servers_of_one_disk_show_the_same_file_system(tmp_path: Path) -> None:
+    """A directory that is not there yet is on the file system of the folder above it."""
+    shown = [
+        file_settings(parse_config("", source="vdl.toml", folder=folder))[FILE_SYSTEM_SETTING].value
+        for folder in (tmp_path / "a", tmp_path / "b", Path("/proc/1"))
+    ]
+    assert shown[0] == shown[1] != shown[2]
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from ids import ServerId
+from vdl.state import balance as spread
 from vdl.state.balance import FILL_MAX, Change, Placed, ServerRoom, balance, shared_hosts
 
 GB = 1 << 30
@@ -123,3 +127,34 @@ def test_plan_converges_and_keeps_what_must_hold(seed: int) -> None:
         full = (1 - FILL_MAX) * now.total_bytes
         assert now.free_bytes >= min(before.free_bytes, full) - 1
     assert balance(moved, after, racks=racks) == []
+
+
+def test_disk_that_servers_share_is_counted_once() -> None:
+    """Servers 3 and 4 share a disk with room for two replicas more, not for two each."""
+    rooms = [
+        ServerRoom(1, "", 90 * GB, 100 * GB),
+        ServerRoom(2, "", 90 * GB, 100 * GB),
+        *(ServerRoom(n, "", 22 * GB, 100 * GB, "shared") for n in (3, 4)),
+    ]
+    plan = balance(rooms, _placed([(1, 2)] * 8), racks={})
+    assert sum(len(change.added) for change in plan) == 2
+    apart = [replace(room, disk="") for room in rooms]
+    plan = balance(apart, _placed([(1, 2)] * 8), racks={})
+    assert sum(len(change.added) for change in plan) == 4
+
+
+def test_work_grows_as_the_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that shares no host is not looked at again for each move of another."""
+    looked: list[int] = []
+
+    def look(replicas: Sequence[ServerId], racks: Mapping[ServerId, str]) -> int:
+        looked.append(1)
+        return shared_hosts(replicas, racks)
+
+    monkeypatch.setattr(spread, "shared_hosts", look)
+    racks = {n: "abc"[n % 3] for n in range(1, 10)}
+    for count in (200, 800):
+        looked.clear()
+        plan = balance(_rooms(racks), _placed([(1, 4, 7), (2, 3, 1)] * (count // 2)), racks=racks)
+        assert len(plan) > count // 3
+        assert len(looked) < 4 * count

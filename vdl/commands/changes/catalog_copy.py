@@ -8,7 +8,7 @@ depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -38,8 +38,7 @@ class CatalogCopy:
                 self.admit(one.server_id)
             if one.standing not in (WAITING, JOINING):
                 self.register(one.server_id, one.rack)
-        for partition in sorted(live.partitions.values(), key=lambda p: (p.group_id, p.where)):
-            self._create(partition)
+        self._create(sorted(live.partitions.values(), key=lambda p: (p.group_id, p.where)))
         for one in members:
             if one.standing == LEAVING:
                 self.decommission(one.server_id)
@@ -92,22 +91,24 @@ class CatalogCopy:
         """Return the servers of a group, preferred leader first."""
         return tuple(replica.server_id for replica in self.catalog.replicas(group))
 
-    def _create(self, partition: LivePartition) -> None:
-        """Copy a partition, as a topic of its own: partitions of a topic need not have been created
-        in one piece, nor have equally many replicas."""
-        target, moving = partition.replicas, partition.moving
-        origin = list(target)
-        if moving is not None:
-            origin = [one for one in target if one not in moving.adding] + moving.removing
-        name = _name(partition.where)
-        topic_id = sha256(name.encode()).digest()[:16]
-        answer = self._apply(
-            commands.CreateTopics([commands.NewTopic(name, topic_id, assignments=[origin])])
-        )
-        group = answer.topics[0].group_ids[0]
-        self.where[group] = partition.where
-        if moving is not None:
-            self._apply(commands.AlterReassignments([commands.Reassign(name, 0, list(target))]))
+    def _create(self, partitions: Sequence[LivePartition]) -> None:
+        """Copy partitions, each as a topic of its own: partitions of a topic need not have been
+        created in one piece, nor have equally many replicas. One command creates all: each command
+        counts the load of all servers."""
+        topics, moves = [], []
+        for partition in partitions:
+            target, moving, name = partition.replicas, partition.moving, _name(partition.where)
+            origin = list(target)
+            if moving is not None:
+                origin = [one for one in target if one not in moving.adding] + moving.removing
+                moves.append(commands.Reassign(name, 0, list(target)))
+            topic_id = sha256(name.encode()).digest()[:16]
+            topics.append(commands.NewTopic(name, topic_id, assignments=[origin]))
+        answer = self._apply(commands.CreateTopics(topics))
+        for partition, created in zip(partitions, answer.topics, strict=True):
+            self.where[created.group_ids[0]] = partition.where
+        if moves:
+            self._apply(commands.AlterReassignments(moves))
 
     def _apply(self, command: Any) -> Any:
         return self.catalog.apply(command, 0, Index(1))

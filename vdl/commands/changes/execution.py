@@ -1,7 +1,8 @@
 """Moves that are carried out, step by step, as Kafka's own reassignments.
 
 The servers move what they were asked to, at their own rates. Each step is asked for when the one
-before has ended, and only if each of its partitions can move now: the cluster is read again before.
+before has ended, and only if each of its partitions can move now. The cluster is read once between
+two steps: what the one has reached is what the next begins with.
 What a step has begun goes on when the command is interrupted; `stop` cancels it.
 
 Does not depend on who planned the moves.
@@ -51,11 +52,11 @@ def execute(connection: Connection, steps: Sequence[Step], *, rate: int) -> Done
     taken now: the steps before it are done."""
     began = time.monotonic()
     changes = [change for step in steps for change in step.changes]
+    live = read_cluster(connection) if changes else None
     with progress("moves", len(changes), unit="partitions") as bar:
         for step in steps:
-            if not step.changes:
+            if live is None or not step.changes:
                 continue
-            live = read_cluster(connection)
             planner = Planner(live, rate=rate)
             found = {one.where: planner.anew(one) for one in step.changes}
             now = [one for one in found.values() if one.before != one.after]
@@ -70,7 +71,8 @@ def execute(connection: Connection, steps: Sequence[Step], *, rate: int) -> Done
                 connection, {one.where: one.after for one in now}, may_resize=may_resize
             )
             _wait(connection, {one.where for one in now}, rate)
-            _check_reached(read_cluster(connection), now)
+            live = read_cluster(connection)
+            _check_reached(live, now)
             bar.advance(len(step.changes))
     seconds = time.monotonic() - began
     elected, not_elected = elect(connection, [c.where for c in changes if c.leads_elsewhere])

@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 from ids import GroupId, ServerId
 from rpc.admin import Member
 from rpc.errors import AdminError
-from vdl.commands.checks.cluster_status import Server, collect_answers
+from vdl.commands.checks.cluster_status import (
+    BROKER_RESOURCE,
+    DESCRIBE_CONFIGS_KEY,
+    Server,
+    collect_answers,
+)
 from vdl.commands.cluster.admin_requests import admin_settings, check, with_client
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import fail
-from vdl.config.values import parse_address
+from vdl.config.values import FILE_SYSTEM_SETTING, REPLICAS_SETTING, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
+from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_log_dirs import DescribeLogDirsRequest
 from vdl.kafka.wire.list_partition_reassignments import ListPartitionReassignmentsRequest
 from vdl.server.problem import Problem
@@ -50,6 +56,8 @@ class LiveServer:
     free_bytes: int = 0
     total_bytes: int = 0
     """0: its disk is not known."""
+    disk: str = ""
+    """Identity of the file system of its data; empty: not known."""
 
     @property
     def id(self) -> ServerId:
@@ -58,7 +66,7 @@ class LiveServer:
     @property
     def room(self) -> ServerRoom:
         """Return what a plan knows of it."""
-        return ServerRoom(self.id, self.member.rack, self.free_bytes, self.total_bytes)
+        return ServerRoom(self.id, self.member.rack, self.free_bytes, self.total_bytes, self.disk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,8 @@ class LiveCluster:
     cluster_id: str
     servers: dict[ServerId, LiveServer] = field(default_factory=dict)
     partitions: dict[Where, LivePartition] = field(default_factory=dict)
+    replicas_max: int = 0
+    """`cluster.replicas_per_server`, the least of all servers; 0: not known."""
 
     @property
     def up(self) -> frozenset[ServerId]:
@@ -100,11 +110,12 @@ def read_cluster(connection: Connection) -> LiveCluster:
         settings = admin_settings(connection)
         members: dict[ServerId, list[Member]] = {}
         disks: dict[ServerId, Any] = {}
+        own: dict[ServerId, dict[str, str]] = {}
 
         def ask_more(server: Server, client: AdminClient) -> None:
             try:
                 members[server.id] = client.members()
-                disks[server.id] = _log_dirs(server, settings)
+                disks[server.id], own[server.id] = _own_facts(server, settings)
             except (AdminError, Unreachable):
                 return  # its state is known all the same
 
@@ -133,10 +144,16 @@ def read_cluster(connection: Connection) -> LiveCluster:
                 move,
             )
     servers = {
-        one.server_id: _live_server(one, answers.get(one.server_id), disks.get(one.server_id))
+        one.server_id: _live_server(
+            one,
+            answers.get(one.server_id),
+            disks.get(one.server_id),
+            own.get(one.server_id, {}).get(FILE_SYSTEM_SETTING, ""),
+        )
         for one in _members(members)
     }
-    return LiveCluster(status.cluster_id, servers, partitions)
+    limits = [int(found[REPLICAS_SETTING]) for found in own.values() if REPLICAS_SETTING in found]
+    return LiveCluster(status.cluster_id, servers, partitions, min(limits, default=0))
 
 
 def reassignments(connection: Connection) -> dict[Where, Reassignment]:
@@ -166,7 +183,7 @@ def _members(members: dict[ServerId, list[Member]]) -> list[Member]:
     return [found[server] for server in sorted(found)]
 
 
-def _live_server(member: Member, answer: Any, log_dirs: Any) -> LiveServer:
+def _live_server(member: Member, answer: Any, log_dirs: Any, disk: str) -> LiveServer:
     problems = [] if answer is None else [Problem.parse(text).kind for text in answer.problems]
     directory = log_dirs.results[0] if log_dirs is not None and log_dirs.results else None
     return LiveServer(
@@ -175,14 +192,25 @@ def _live_server(member: Member, answer: Any, log_dirs: Any) -> LiveServer:
         is_full=DISK_FULL in problems,
         free_bytes=0 if directory is None else max(0, directory.usable_bytes),
         total_bytes=0 if directory is None else max(0, directory.total_bytes),
+        disk=disk,
     )
 
 
-def _log_dirs(server: Server, settings: ClientSettings) -> Any:
-    """Return the log directories of a server. Raises Unreachable."""
+def _own_facts(server: Server, settings: ClientSettings) -> tuple[Any, dict[str, str]]:
+    """Return a server's log directories, and its settings that a plan depends on. A server of an
+    earlier build has none of these. Raises Unreachable."""
     address = parse_address(server.address)
+    names = [REPLICAS_SETTING, FILE_SYSTEM_SETTING]
+    asked = DescribeConfigsResource(BROKER_RESOURCE, str(server.id), names)
     with KafkaClient(address.host, address.port, settings=settings) as client:
-        return client.request(DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None))
+        log_dirs, described = client.requests(
+            [
+                (DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None)),
+                (DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[asked])),
+            ]
+        )
+    found = {one.name: one.value or "" for result in described.results for one in result.configs}
+    return log_dirs, found
 
 
 def _sizes(disks: dict[ServerId, Any]) -> dict[Where, int]:

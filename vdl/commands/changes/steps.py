@@ -16,14 +16,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ids import GroupId, ServerId
 from vdl.commands.changes.catalog_copy import LEAVING, WAITING, CatalogCopy
 from vdl.commands.changes.live_cluster import LiveCluster, LiveServer
 from vdl.logstream.membership.added_servers import MOVES_MAX
 from vdl.server.problem import counted
-from vdl.state.balance import FILL_MAX, Change, Placed, ServerRoom, Where, balance, shared_hosts
+from vdl.state.balance import (
+    FILL_MAX,
+    Change,
+    Placed,
+    ServerRoom,
+    Where,
+    balance,
+    disk_of,
+    shared_hosts,
+)
 from vdl.state.commands import DrainServers
 
 COPIES_MIN = 2
@@ -92,10 +101,10 @@ class Plan:
 class Planner:
     """Plans of one live cluster. `rate`: bytes a second that a leader sends to its new replicas."""
 
-    def __init__(self, live: LiveCluster, *, rate: int, replicas_max: int = 0) -> None:
+    def __init__(self, live: LiveCluster, *, rate: int) -> None:
         self._live = live
         self._rate = rate
-        self._replicas_max = replicas_max
+        self._replicas_max = live.replicas_max
 
     def remove(self, server: ServerId) -> Plan:
         """Remove a server: the drain that the catalog's leader carries out."""
@@ -144,7 +153,7 @@ class Planner:
             copy.register(server, rack)
             plan.steps.append(Step(f"add server {server}"))
         known = self._live.servers
-        rooms = [ServerRoom(server, rack, *_disk(known.get(server))) for server in servers]
+        rooms = [replace(_room(server, known.get(server)), rack=rack) for server in servers]
         return self._balance(plan, [*self._rooms(), *rooms])
 
     def balance(self) -> Plan:
@@ -170,6 +179,21 @@ class Planner:
         self._add_steps(plan, "move partitions", changes)
         self._note(plan)
         return plan
+
+    def why_not_as_planned(self, plan: Plan, servers: Iterable[ServerId], rack: str) -> list[str]:
+        """Return what the plan to add servers did not know: their racks and disks, once they are
+        there."""
+        racks = self._live.racks
+        found = [
+            f"server {one} is in rack {racks[one]!r}, and was planned for {rack!r}"
+            for one in servers
+            if one in racks and racks[one] != rack
+        ]
+        again = Plan(plan.steps)
+        self._note(again)
+        return found + [
+            note for note in (again.refused, *again.notes) if note and note not in plan.notes
+        ]
 
     def why_not_now(self, change: Change, new: Iterable[ServerId] = ()) -> str:
         """Return why a partition cannot move; empty if it can. `new`: servers that will be there by
@@ -331,17 +355,20 @@ class Planner:
                 f"{counted(len(single), 'partition')}, such as {told(single[0])}, with one "
                 "replica: one durable copy before, and one after"
             )
-        more: Counter[ServerId] = Counter()
+        disks = {room.server_id: disk_of(room) for room in known}
+        more: Counter[str | ServerId] = Counter()
         for change in plan.changes:
-            more.update(dict.fromkeys(change.added, change.size))
-        for room in known:
-            used = room.total_bytes - room.free_bytes + more[room.server_id]
-            if more[room.server_id] and used > room.total_bytes > 0:
+            for server in change.added:
+                more[disks.get(server, server)] += change.size
+        for room in {disk_of(room): room for room in reversed([*known])}.values():
+            added = more[disk_of(room)]
+            used = room.total_bytes - room.free_bytes + added
+            if added and used > room.total_bytes > 0:
                 plan.refused = (
                     f"server {room.server_id} has no room: {used - room.total_bytes} bytes more "
                     "than its disk has"
                 )
-            elif more[room.server_id] and used > FILL_MAX * room.total_bytes > 0:
+            elif added and used > FILL_MAX * room.total_bytes > 0:
                 plan.notes.append(f"the disk of server {room.server_id} would be over 80 % full")
         voters = Counter(
             live.racks[one.id]
@@ -362,8 +389,8 @@ def told(where: Where) -> str:
     return f"{where[0]}-{where[1]}"
 
 
-def _disk(server: LiveServer | None) -> tuple[int, int]:
-    return (0, 0) if server is None else (server.free_bytes, server.total_bytes)
+def _room(server: ServerId, known: LiveServer | None) -> ServerRoom:
+    return ServerRoom(server) if known is None else known.room
 
 
 def _list(servers: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from vdl.config.values import REPLICAS_SETTING
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.configs import group_configs
 from vdl.kafka.configs.broker_configs import (
@@ -332,6 +333,7 @@ def _of_the_cluster(ctx: RequestContext) -> dict[str, Layer]:
     catalog = ctx.server.host.catalog
     replicas = max(1, len(catalog.initial_voters))
     values = {
+        REPLICAS_SETTING: ctx.server.config.replicas_per_server_max,
         "offsets.topic.num.partitions": catalog.coordinator_groups,
         "offsets.topic.replication.factor": replicas,
         "share.coordinator.state.topic.num.partitions": catalog.coordinator_groups,
