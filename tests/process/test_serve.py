@@ -91,6 +91,12 @@ def test_pid_file_that_cannot_be_written_is_an_error_in_words(tmp_path):
     assert "pid file" in words
 
 
+def test_configuration_of_another_server_is_refused(tmp_path):
+    """A unit `vdl@4` that was given the file of server 1 does not start as server 1."""
+    code, words = refused([*serve(tmp_path, free_port()), "--id", "4"])
+    assert (code, "server.id: it is 1, and --id is 4" in words) == (2, True)
+
+
 SLOW_START = """
 import sys, time
 from segments.store import DiskStore

@@ -55,10 +55,17 @@ def serve(arguments: Sequence[str]) -> int:
         action="store_true",
         help="check the configuration, print the permissions at each port, and exit",
     )
+    parser.add_argument(
+        "--id", type=int, metavar="N",
+        help="refuse a configuration with another server.id: for units with an instance a server",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     with _ended_by_signals(options.pid_file):
         try:
             config = _configuration(options.config)
+            if options.id not in (None, config.server_id):
+                problem = f"it is {config.server_id}, and --id is {options.id}"
+                raise ConfigError(str(options.config or "defaults"), "server.id", problem)
         except ConfigError as error:
             sys.stderr.write(f"vdl serve: {error}\n")
             return EXIT_USAGE
