@@ -15,6 +15,7 @@
 #                       ONLY=one_dead,bridge, RECORD=1 writes the table to deploy/runbook.md
 #   make grow           three to seven to three servers under load, the catalog's leader killed in each
 #                       phase, some minutes; SECONDS=60
+#   make plans          ten plans carried out under load, with kills, pauses and full disks
 #   make host-death     twelve servers as three hosts, one of which dies under load; two minutes
 #   make hostile        10,000 silent connections on each port of a secured set, and forty hostile clients
 #                       beside its users
@@ -83,7 +84,7 @@ export PERCENT ?= 100
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night grow host-death hostile beside examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-unit setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night grow plans host-death hostile beside examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -176,6 +177,9 @@ bad-night: $(DEV)
 
 grow: $(DEV)
 	@exec $(BIN)/python -m tests.chaos.grow_and_shrink $(if $(SECONDS),--seconds $(SECONDS))
+
+plans: $(DEV)
+	@exec $(BIN)/python -m tests.chaos.plans_tried $(if $(ONLY),--only $(ONLY))
 
 host-death: $(DEV)
 	@exec $(BIN)/python -m tests.chaos.host_death

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from vdl.commands.changes.execution import Done, execute
 from vdl.commands.changes.live_cluster import LiveCluster, read_cluster
 from vdl.commands.changes.member_changes import (
     MEMBER,
+    POLL_SECONDS,
     add_server,
     change_server,
     find_server,
@@ -40,6 +42,9 @@ from vdl.state.balance import Where
 
 if TYPE_CHECKING:
     from vdl.sim.rehearsal import Rehearsed, Scene
+
+ANSWER_SECONDS_MAX = 30.0
+"""Time that servers which were added may take until they answer."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,9 +127,8 @@ def add(
             add_server(connection, server, parse_address(one.address))
             wait_for(connection, server, "joins", has_joined)
         # Their racks and disks are known now. What was shown is made, or nothing.
-        found_out = Planner(read_cluster(connection), rate=rate).why_not_as_planned(
-            found, ids, rack
-        )
+        planner = Planner(_read_with(connection, ids), rate=rate)
+        found_out = planner.why_not_as_planned(found, ids, rack)
         if found_out:
             fail(
                 f"the servers were added, and nothing was moved to them: {'; '.join(found_out)}; "
@@ -169,6 +173,19 @@ def balance(*, seeds: int, executes: bool, rate: int, as_json: bool, connection:
     shown.rehearse(seeds, partial(_scene, live, found))
     carry_out = partial(execute, connection, found.steps, rate=rate)
     return shown.end(carry_out if executes else None)
+
+
+def _read_with(connection: Connection, servers: Sequence[ServerId]) -> LiveCluster:
+    """Return the cluster once servers that have joined answer: they are members a moment before."""
+    deadline = time.monotonic() + ANSWER_SECONDS_MAX
+    while True:
+        live = read_cluster(connection)
+        missing = sorted(set(servers) - live.up)
+        if not missing:
+            return live
+        if time.monotonic() > deadline:
+            fail(f"the servers were added, but do not answer: {', '.join(map(str, missing))}")
+        time.sleep(POLL_SECONDS)
 
 
 def _scene(live: LiveCluster, found: Plan, **change: Any) -> Scene:
