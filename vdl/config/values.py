@@ -26,9 +26,9 @@ DAY_MS = 86_400_000
 ADMIN_LISTENER = "ADMIN"
 """Name under which a server registers the address of its admin service."""
 ADMIN_SETTING = "vdl.admin.listener"
-REPLICAS_SETTING = "vdl.replicas.per.server"
-FILE_SYSTEM_SETTING = "vdl.data.filesystem"
 """Name of the setting that reports that address to clients. Kafka has no such setting."""
+FILE_SYSTEM_SETTING = "vdl.data.filesystem"
+"""Name of the setting by which servers whose data shares a disk are found."""
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 Scalar = str | int | bool | float

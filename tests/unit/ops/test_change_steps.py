@@ -291,7 +291,7 @@ def test_moves_are_either_begun_or_stopped(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_cluster_is_read_once_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step has reached is what the next begins with."""
+    """The next step begins with what the one before has reached."""
     replicas = [(1, 2, 3)] * (MOVES_MAX + 1)
     where = {("t", n): [*map(ServerId, (4, 2, 3))] for n in range(len(replicas))}
     steps = _planner(_cluster(replicas)).move(where).steps

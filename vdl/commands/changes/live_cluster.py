@@ -24,8 +24,9 @@ from vdl.commands.cluster.admin_requests import admin_settings, check, with_clie
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.connection import Connection
 from vdl.commands.output import fail
-from vdl.config.values import FILE_SYSTEM_SETTING, REPLICAS_SETTING, parse_address
+from vdl.config.values import FILE_SYSTEM_SETTING, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.configs.options import REPLICAS_SETTING
 from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_log_dirs import DescribeLogDirsRequest

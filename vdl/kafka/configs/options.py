@@ -12,6 +12,9 @@ from rpc.tls_context import TlsOptions
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.protocol import SecurityProtocol
 
+REPLICAS_SETTING = "vdl.replicas.per.server"
+"""Name under which clients see `cluster.replicas_per_server`. Kafka has no such setting."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListenerOptions:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from vdl.config.values import REPLICAS_SETTING
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.configs import group_configs
 from vdl.kafka.configs.broker_configs import (
@@ -29,6 +28,7 @@ from vdl.kafka.configs.broker_configs import (
     layers,
 )
 from vdl.kafka.configs.kafka_settings import TYPES, is_kafkas
+from vdl.kafka.configs.options import REPLICAS_SETTING
 from vdl.kafka.configs.topic_configs import (
     KNOWN,
     MAX_MESSAGE_BYTES,
