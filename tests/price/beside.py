@@ -7,9 +7,11 @@
 `make hostile` measures on real processes, which compete for few cores with the hostile clients,
 with each other and with everything else on the machine. Here the three servers are those of
 `vdl sim`, on virtual time, and their virtual time passes as the processor time that their code
-takes: what is measured is the time for which a server's loop does other things. Clients, network
-and disk take no processor time of anybody: a message is under way for 0.1 ms, a sync takes 0.3 ms.
-Threads of a server run beside its loop. Python's lock, which they share with it, is not simulated.
+takes: what is measured is the time for which a server's loop does other things. A turn
+has the order of `vdl.server.loop`: what arrived, what was to run at its end, timers. Clients,
+network and disk take no processor time of anybody: a message is under way for 0.1 ms, a sync takes
+0.3 ms. Threads of a server run beside its loop. Python's lock, which they share with it, is not
+simulated.
 
 Hostile clients are those of `tests/chaos/harness/hostile.py`, without TLS: each sends the next
 request when the last one is answered. They count as one principal, because they have one address.
@@ -21,7 +23,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import os
 import statistics
 import struct
 import time
@@ -55,6 +56,8 @@ RECORD_NS = 20 * MS
 ACT_NS = 250 * MS
 SECOND_NS = 1_000 * MS
 AGAIN_NS = 50 * MS
+ROUNDS_MAX = 4
+"""As in `vdl.server.loop`."""
 KINDS = [kind for kind in SENDERS if kind != "audit"]
 _now = time.thread_time_ns
 T = TypeVar("T")
@@ -98,6 +101,29 @@ class CoreLife(machines.Life):
         self.clock.meter = self.clock.core.used_ns
 
 
+class CoreTimer(SimTimer):
+    """Timer of a server, which runs behind what arrived in its turn."""
+
+    __slots__ = ("_core_clock", "_event")
+
+    def __init__(self, clock: CoreClock, delay_ns: int, fn: Callable[[], None]) -> None:
+        super().__init__(clock.core, clock, 0, fn)
+        self._core_clock = clock
+        self._event = clock.arrive_later(delay_ns, self._is_due)
+
+    def _is_due(self) -> None:
+        self._core_clock.due.append(self)
+
+    def run(self) -> None:
+        fn, self.fn = self.fn, None
+        if fn is not None:
+            fn()
+
+    def cancel(self) -> None:
+        self.fn = None
+        self._event.cancel()
+
+
 class CoreClock(NodeClock):
     """Clock of a server with a core of its own."""
 
@@ -107,6 +133,10 @@ class CoreClock(NodeClock):
         self.core = of
         self.turns: list[int] = []
         """Durations of its turns, in ns."""
+        self._at_end: list[Callable[[], None]] = []
+        self.due: list[CoreTimer] = []
+        """Timers to run in this turn."""
+        self._is_at_timers = False
 
     def take(self, count_ns: int) -> None:
         """Charge a time to the present turn."""
@@ -121,11 +151,42 @@ class CoreClock(NodeClock):
         return super().now_ns() + self.elapsed_ns()
 
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
+        if not delay_ns or self.meter is None:  # without a delay it is a socket
+            return self.arrive_later(delay_ns, fn)
+        return CoreTimer(self, delay_ns, fn)
+
+    def arrive_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
+        """Run `fn` as a part of a turn in which it was reported by a socket."""
         return super().call_later(delay_ns + self.elapsed_ns(), fn)
 
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        if self.meter is None or self.core.running is not self or self._is_at_timers:
+            super().call_soon(fn)
+        else:
+            self._at_end.append(fn)
+
     def _turn_over(self) -> None:
+        if not self.stopped:
+            self.core.running = self
+            self._run_end()
+            self._owed_ns += self.core.used_ns()
+            self.core.running = None
         self.turns.append(self._owed_ns)
         super()._turn_over()
+
+    def _run_end(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            at_end, self._at_end = self._at_end, []
+            for fn in at_end:
+                fn()
+        self._is_at_timers = True
+        rest, self._at_end = self._at_end, []
+        for fn in rest:
+            self.call_soon(fn)
+        due, self.due = self.due, []
+        for timer in due:
+            timer.run()
+        self._is_at_timers = False
 
 
 class CoreNetwork(Network):
@@ -169,7 +230,7 @@ class CoreWorkers(SimWorkers):
             done(result)
             free()
 
-        clock.call_later(cost_ns, complete)
+        clock.arrive_later(cost_ns, complete)
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         clock = self._clock
@@ -183,7 +244,7 @@ class CoreWorkers(SimWorkers):
                 outcome = error
         now_ns, took_ns = clock.now_ns(), _now() - began_ns
         self._free_ns = max(self._free_ns, now_ns) + took_ns
-        clock.call_later(self._free_ns - now_ns, partial(done, outcome))
+        clock.arrive_later(self._free_ns - now_ns, partial(done, outcome))
 
 
 class SilentTrace(Trace):
@@ -293,9 +354,8 @@ class World:
         machines.Life = CoreLife  # type: ignore[misc]
         machines.NodeClock = CoreClock  # type: ignore[attr-defined]
         machines.SimWorkers = CoreWorkers  # type: ignore[attr-defined]
-        percent = int(os.environ.get("PERCENT", "100"))
         costs.KafkaOptions = partial(  # type: ignore[attr-defined]
-            KafkaOptions, auto_create_topics=False, loop_percent=percent
+            KafkaOptions, auto_create_topics=False
         )
         self.cluster = Cluster(PARTITIONS)
         self.time, self.network = self.cluster.time, self.cluster.network
