@@ -396,7 +396,6 @@ KEYS: dict[str, Key] = {
     "request.cold_read_rate": Key("kafka.cold_read_bytes_per_second", size(64 * KIB, 64 * GIB)),
     "request.overload_retry": Key("kafka.overload_retry_ms", duration(1, 60_000)),
     "request.topic_create_wait": Key("kafka.topic_create_wait_ms", duration(0, 60_000)),
-    "request.loop_percent": Key("kafka.loop_percent", integer(1, 100)),
     # --- consensus
     "raft.heartbeat_interval": Key("host.heartbeat_ticks", ticks(10, 10_000)),
     "raft.election_timeout": Key("host.election_ticks", ticks(20, 60_000)),

@@ -328,6 +328,10 @@ class Host(Protocol):
     def overloaded(self) -> bool:
         """True if too many entries wait for their segments: no Produce is started now."""
 
+    @property
+    def awaited_disk_ns(self) -> int:
+        """Time at which responses to entries last began to wait for the disk; 0: never."""
+
     def coordinator_group(self, key: str) -> GroupId: ...
 
     def command_group(

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 LOOP_ELEMENTS = 4_000
 """Most elements of a request that is decoded on the loop: some three milliseconds."""
 PART_ELEMENTS = 250
-"""Elements of all cut lists together that are processed in a turn: at most 10 ms."""
+"""Most elements of all cut lists together that are processed in a turn: at most 10 ms. A request
+with no more is not cut."""
+FIRST_ELEMENTS = 32
+"""Elements of the first part of one that is cut. Further parts have as many as take `PART_NS`."""
+PART_NS = MS // 4
+"""Time of the loop that a part should take."""
 PAGE_ELEMENTS = 1_000
 """Elements of an answer that may be one page of several: they cost less, and each page costs a
 request."""

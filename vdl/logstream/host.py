@@ -102,7 +102,7 @@ class Host:
         self.leader_lost_ns = 0
         """Time at which a group here last lost its leader together with the leader's server
         (monotonic ns); 0: never."""
-        self._responses = DurableResponses(state.store)
+        self._responses = DurableResponses(state.store, state.clock)
         contradictions = Contradictions(state)
         self.liveness = Liveness(state, contradictions)
         self._commits = CommitPropagation(state)
@@ -876,6 +876,11 @@ class Host:
     def overloaded(self) -> bool:
         """True if appends should wait: memory holds more than the disk keeps up with."""
         return self.store.unflushed_bytes * 2 > self.state.cache_bytes_max
+
+    @property
+    def awaited_disk_ns(self) -> int:
+        """Time at which responses last began to wait for the disk; 0: never."""
+        return self._responses.awaited_ns
 
     @property
     def aborted_listed(self) -> int:

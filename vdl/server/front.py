@@ -30,7 +30,7 @@ class ClientFront:
         self.catalog_changed = catalog_changed
         self.directory_given_up = directory_given_up
         self.send_answers = frontend.turn.flush
-        self.request_wait_ns = frontend.turn.start_budget.oldest_ns
+        self.request_wait_ns = frontend.turn.oldest_wait_ns
 
     def retention_policy(self, stream: LogStream) -> RetentionPolicy:
         context = self._frontend.context

@@ -820,8 +820,8 @@ class Server:
             **self._permission_numbers(frontend.context),
             "links_refused_total": self.links.refused,
             "client_connections": len(frontend),
-            "client_connections_waiting": len(frontend.turn.start_budget)
-            + len(frontend.turn.resting_line),
+            "client_connections_waiting": len(frontend.turn.record_budget)
+            + len(frontend.turn.work_budget),
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,
             "login_failures_total": frontend.stats.login_failures,

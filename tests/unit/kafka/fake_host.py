@@ -369,6 +369,7 @@ class FakeHost:
         self.catalog = Catalog(self.cluster_id)
         self.coordinator_count = 8
         self.overloaded = False
+        self.awaited_disk_ns = 0
         self.large_bytes = 0
         self.takes_large = True
         self.alive = [1, 2, 3]

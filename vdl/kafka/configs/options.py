@@ -143,9 +143,6 @@ class KafkaOptions:
     """`fetch.max.bytes`: most bytes in one Fetch response, even if the client requests more."""
     telemetry_max_bytes: int = 1 << 20
     """`telemetry.max.bytes`: most bytes of metrics that a client may push, compressed."""
-    loop_percent: int = 100
-    """Maximum share of the loop for one principal's requests beside others; 100: all. Produce, and
-    Fetch of the usual size, are never held back."""
     fetch_sessions_max: int = 1_000
     """`max.incremental.fetch.session.cache.slots`."""
     fetch_session_partitions_max: int = 100_000

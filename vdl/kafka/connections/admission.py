@@ -12,9 +12,9 @@ Rules:
   `login_bytes_max`.
 * Memory is charged to the server-wide accounts (`limits.memory`) before it is taken: requests that
   arrive or are unanswered, and what they become when they are decoded.
-* A turn of the loop has a budget for starting requests (`turn_budget`), and a principal over its
-  share of the loop a part of that (`loop_shares`). A connection without budget waits for its turn,
-  and is not read if it sends more meanwhile.
+* A turn of the loop has a budget for starting records, and one for all other requests
+  (`turn_budget`). A connection without budget waits for its turn, and is not read if it sends more
+  meanwhile.
 * A Produce waits while the host, the checks of its principal's batches, or another large Produce
   leave it no room. A change waits while its principal's part of the audit log is full.
 * A client over its quota (`limits.client_quotas`) is not read for its throttle time. Requests that
@@ -35,9 +35,8 @@ from vdl.clock import MS, Timer
 from vdl.kafka.answer import Later, Reply
 from vdl.kafka.api import API, Api
 from vdl.kafka.connections.connection import Request
-from vdl.kafka.connections.loop_shares import USUAL_FETCH_BYTES
 from vdl.kafka.connections.turn import Turn
-from vdl.kafka.connections.turn_budget import SMALL_REQUEST_BYTES
+from vdl.kafka.connections.turn_budget import SMALL_REQUEST_BYTES, StartBudget
 from vdl.kafka.connections.wide_request import WideRequest
 from vdl.kafka.context import ConnectionInfo, RequestContext
 from vdl.kafka.limits.memory import DECODED_FROM_BYTES, SMALL_BYTES, decoded_bytes
@@ -48,6 +47,8 @@ from vdl.kafka.security.audit import FULL_RETRY_MS
 from vdl.logstream.options import LARGE_LED_BYTES_MAX
 
 _FETCH = 1
+USUAL_FETCH_BYTES = 1 << 10
+"""Size up to which a Fetch starts like a Produce: that of some fifty partitions."""
 
 
 class Reason(Enum):
@@ -171,6 +172,7 @@ class Admission:
         "_turn",
         "_wake",
         "_will_retry",
+        "asker",
         "bytes_in_flight",
         "charged",
         "decoded",
@@ -181,7 +183,6 @@ class Admission:
         "start_waits_for",
         "started",
         "throttled_until_ns",
-        "use",
         "waiting",
     )
 
@@ -195,8 +196,8 @@ class Admission:
         """`wake` lets the session proceed at the end of the turn, `resume` at once."""
         self._turn = turn
         self._info = info
-        self.use = turn.shares.of(info.asker)
-        """Use of the loop by the client's principal."""
+        self.asker = info.asker
+        """See `Starter`."""
         self._wake = wake
         self._resume = resume
         self.waiting: deque[Request] = deque()
@@ -216,7 +217,7 @@ class Admission:
         self.shared_by: object = None
         """See `Starter`."""
         self._in_line = False
-        """True while it has a place in the line of `StartBudget`, or in the `RestingLine`."""
+        """True while it has a place in the line of a `StartBudget`."""
         self._reads_ahead = False
         """True if more bytes arrived meanwhile."""
         self._will_retry = False
@@ -255,14 +256,12 @@ class Admission:
             self.bytes_in_flight -= request.bytes
             return self.waiting.popleft()
         turn = self._turn
-        context, budget, size = turn.context, turn.start_budget, request.bytes
-        if self.use.is_over and self._is_held_back(api, size):
-            if not self._has_slice():
-                return self._waits(Reason.TURN)
-        elif budget.started_ns >= budget.until_ns:
+        context, size = turn.context, request.bytes
+        budget = turn.record_budget if api.pipelined else self._budget_of(api, size)
+        if budget.started_ns >= budget.until_ns:
             is_small = size <= SMALL_REQUEST_BYTES and not api.pipelined
             since_ns = request.arrived_ns if api.pipelined else idle_since_ns
-            if not self._has_turn(since_ns, is_small=is_small):
+            if not self._has_turn(budget, since_ns, is_small=is_small):
                 return self._waits(Reason.TURN)
         if api.pipelined:
             checks = context.record_checks
@@ -280,10 +279,12 @@ class Admission:
             if size > DECODED_FROM_BYTES and not self._may_decode(api, request):
                 return self._waits(Reason.DECODED_MEMORY)
         self.start_waits_for = Reason.NONE
-        budget.started_ns = now_ns = context.clock.now_ns()
+        budget.started_ns = turn.started_ns = context.clock.now_ns()
         budget.starts += 1
-        if now_ns >= turn.shares.looks_ns:
-            turn.shares.look(now_ns)
+        if api.pipelined:
+            if turn.produced_by != self.asker:
+                turn.other_produces(self.asker)
+            turn.produced_ns = budget.started_ns
         return self.waiting.popleft()
 
     def may_go_on(self, since_ns: int) -> bool:
@@ -291,14 +292,10 @@ class Admission:
 
         If not, it waits for its turn since `since_ns`.
         """
-        turn = self._turn
-        budget = turn.start_budget
-        if not self._has_further_turn(since_ns):
+        budget = self._further_turn(since_ns)
+        if budget is None:
             return False
-        budget.started_ns = now_ns = turn.context.clock.now_ns()
-        budget.starts += 1
-        if now_ns >= turn.shares.looks_ns:
-            turn.shares.look(now_ns)
+        self._counts_start(budget)
         return True
 
     def may_build(self, since_ns: int, *, must_finish: bool) -> bool:
@@ -307,14 +304,16 @@ class Admission:
         If not, it waits for its turn since `since_ns`, or for memory. `must_finish`: a part of it
         is built already, and has to be finished to free its memory.
         """
-        budget = self._turn.start_budget
-        if not self._has_further_turn(since_ns):
+        budget = self._further_turn(since_ns)
+        if budget is None or not (must_finish or self._has_answer_room()):
             return False
-        if not (must_finish or self._has_answer_room()):
-            return False
-        budget.started_ns = self._turn.context.clock.now_ns()
-        budget.starts += 1
+        self._counts_start(budget)
         return True
+
+    def _counts_start(self, budget: StartBudget) -> None:
+        turn = self._turn
+        budget.started_ns = turn.started_ns = turn.context.clock.now_ns()
+        budget.starts += 1
 
     def _waits(self, reason: Reason) -> Request | None:
         self.start_waits_for = reason
@@ -331,38 +330,31 @@ class Admission:
         self._will_retry = False
         self._wake()
 
-    @property
-    def asker(self) -> str:
-        """See `Starter`."""
-        return self._info.asker
-
     def logged_in(self) -> None:
         """Count what follows as use of the principal that the client has proved to be."""
-        self.use = self._turn.shares.of(self._info.asker)
+        self.asker = self._info.asker
 
-    def _has_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
+    def _budget_of(self, api: Api, size: int) -> StartBudget:
+        """Return the budget in which a request starts."""
+        turn = self._turn
+        if api.pipelined or (api.key == _FETCH and size <= USUAL_FETCH_BYTES):
+            return turn.record_budget
+        return turn.work_budget
+
+    def _has_turn(self, budget: StartBudget, since_ns: int, *, is_small: bool = False) -> bool:
         """Return True if the turn's budget allows a start; if not, take a place in its line."""
         if not self._in_line:
-            self._in_line = not self._turn.start_budget.may_start(self, since_ns, is_small=is_small)
+            self._in_line = not budget.may_start(self, since_ns, is_small=is_small)
         return not self._in_line
 
-    def _has_further_turn(self, since_ns: int) -> bool:
-        """Return True if the oldest started request may go on; if not, take a place in a line."""
+    def _further_turn(self, since_ns: int) -> StartBudget | None:
+        """Return the budget if the oldest started request may go on; if not, take a place in its
+        line."""
         exchange = self.started[0]
-        if self.use.is_over and self._is_held_back(exchange.api, exchange.bytes):
-            return self._has_slice()
-        budget = self._turn.start_budget
-        return budget.started_ns < budget.until_ns or self._has_turn(since_ns)
-
-    def _is_held_back(self, api: Api, size: int) -> bool:
-        """Return True if a request waits while its principal is over its share of the loop."""
-        return not (api.pipelined or (api.key == _FETCH and size <= USUAL_FETCH_BYTES))
-
-    def _has_slice(self) -> bool:
-        """Return True if it may start as one of a principal over its share; if not, wait."""
-        if not self._in_line:
-            self._in_line = not self._turn.resting_line.may_start(self)
-        return not self._in_line
+        budget = self._budget_of(exchange.api, exchange.bytes)
+        if budget.started_ns < budget.until_ns or self._has_turn(budget, since_ns):
+            return budget
+        return None
 
     def resume_starting(self) -> None:
         """Start waiting requests because it is this connection's turn."""
@@ -590,8 +582,8 @@ class Admission:
         turn.large_requests.pop(self, None)
         turn.waiting_to_start.pop(self, None)
         if self._in_line:
-            turn.start_budget.leave(self)
-            turn.resting_line.leave(self)
+            turn.record_budget.leave(self)
+            turn.work_budget.leave(self)
         # Break the reference cycle with the session, or it stays until the collector finds it.
         self._wake = self._resume = _is_over
 

@@ -337,11 +337,7 @@ class Session:
             self.end(f"unknown API key {request.api_key}")
             return
         turn, version = self._turn, request.api_version
-        now_ns = turn.start_budget.started_ns
-        use = self.admission.use
-        if not use.is_noted:
-            turn.shares.note(use)
-        use.used_ns += request.bytes
+        now_ns = turn.started_ns
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         login = self.info.login
@@ -473,7 +469,8 @@ class Session:
             answer = error
         exchange.answer = answer
         exchange.worked_ns = now_ns = context.clock.now_ns()
-        self.admission.use.used_ns += now_ns - self._turn.start_budget.started_ns
+        if wide is not None:
+            wide.used(now_ns - self._turn.started_ns)
         if type(answer) is Later and not answer.done:
             answer.when_done(self.mark)
             if self.admission.decoded:
@@ -515,8 +512,7 @@ class Session:
         try:
             return handler(ctx, message)
         finally:
-            now_ns = context.clock.now_ns()
-            exchange.used_ns += now_ns - self._turn.start_budget.started_ns
+            exchange.used_ns += context.clock.now_ns() - self._turn.started_ns
 
     # --- answers -------------------------------------------------------------------------------
     def _answer_first(self) -> bool:
@@ -544,10 +540,12 @@ class Session:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
                 answer = error
-            used_ns = self._turn.context.clock.now_ns() - self._turn.start_budget.started_ns
-            admission.use.used_ns += used_ns
-            if exchange.measured is not None:
+            if exchange.measured is not None or wide is not None:
+                turn = self._turn
+                used_ns = turn.context.clock.now_ns() - turn.started_ns
                 exchange.used_ns += used_ns
+                if wide is not None:
+                    wide.used(used_ns)
         if wide is not None:
             if self._goes_on(exchange, wide, answer):
                 return True
@@ -593,6 +591,8 @@ class Session:
 
         Return False after the last part; the answer to send is then in the exchange.
         """
+        clock = self._turn.context.clock
+        from_ns = clock.now_ns()
         if isinstance(answer, BaseException):
             answer = self._handler_failed(exchange, answer)
         answer = self._finish(exchange, answer)
@@ -605,11 +605,13 @@ class Session:
         if wide.is_done:
             exchange.answer, exchange.request = wide.answer, wide.message
             return False
+        wide.used(clock.now_ns() - from_ns)
+        wide.part_over()
         exchange.answer = pause = Later()
         pause.when_done(self.mark)
         step = partial(self._begin_part, exchange, wide.context, wide)
         # One timer tick later, after the next poll of the sockets.
-        self._turn.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
+        clock.call_later(1, partial(pause.complete, _InTurn(step)))
         return True
 
     def _finish(self, exchange: Exchange, answer: Any) -> Any:

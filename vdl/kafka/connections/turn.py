@@ -14,8 +14,12 @@ from collections.abc import Callable
 from functools import partial
 
 from vdl.clock import MS, Timer
-from vdl.kafka.connections.loop_shares import LoopShares, RestingLine
-from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
+from vdl.kafka.connections.turn_budget import (
+    OTHERS_NS,
+    ReceiveBudget,
+    SendBudget,
+    StartBudget,
+)
 from vdl.kafka.context import Context
 
 _ANSWER_EARLY_NS = 20 * MS
@@ -30,26 +34,35 @@ class Turn:
         "_early_timer",
         "_flush_scheduled",
         "_marked",
+        "_other_produced_ns",
         "_retries",
         "context",
         "known_ns",
         "large_requests",
+        "produced_by",
+        "produced_ns",
         "receive_budget",
-        "resting_line",
+        "record_budget",
         "send_budget",
-        "shares",
-        "start_budget",
+        "started_ns",
         "waiting_to_start",
+        "work_budget",
     )
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
-        self.start_budget = StartBudget(context.clock)
-        share = context.config.loop_percent / 100
-        self.shares = LoopShares(share)
-        self.resting_line = RestingLine(context.clock, share)
+        self.record_budget = StartBudget(context.clock)
+        """Budget of Produce, and of Fetch of the usual size."""
+        self.work_budget = StartBudget(context.clock, self._since_record_ns)
+        """Budget of all other requests."""
+        self.produced_by = ""
+        """Principal of the last Produce."""
+        self.produced_ns = self._other_produced_ns = -OTHERS_NS
+        """Times at which it started, and at which the last one of another principal did."""
+        self.started_ns = 0
+        """Time when the last request or part started, or a large answer was begun."""
         self.known_ns = 0
         """Time at which the first answer of the last turn became known. Use: `ApiStats`."""
         self.large_requests: dict[object, Callable[[], None]] = {}
@@ -100,6 +113,26 @@ class Turn:
         marked, self._marked = self._marked, []
         for proceed in marked:
             proceed()
+
+    def other_produces(self, asker: str) -> None:
+        """Note that the next Produce is of another principal than the last."""
+        self._other_produced_ns = self.produced_ns
+        self.produced_by = asker
+
+    def _since_record_ns(self, asker: str) -> int:
+        """Return the time since a record of another principal than `asker` passed through this
+        server; `OTHERS_NS` if there was none lately."""
+        now_ns = self.context.clock.now_ns()
+        is_own = self.produced_by == asker
+        produced_ns = self._other_produced_ns if is_own else self.produced_ns
+        if now_ns - produced_ns >= OTHERS_NS:
+            return OTHERS_NS
+        return now_ns - max(produced_ns, self.context.host.awaited_disk_ns)
+
+    def oldest_wait_ns(self) -> int:
+        """Return the longest wait of a request for its turn (ns); 0 if none waits. Costly; for
+        checks."""
+        return max(self.record_budget.oldest_ns(), self.work_budget.oldest_ns())
 
     def retry(self, step: Callable[[], None], after_ms: int) -> None:
         """Run `step` after `after_ms`, together with the others of that delay.

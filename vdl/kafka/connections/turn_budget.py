@@ -10,14 +10,20 @@ up, a connection is not read before those ahead of it. While at most `FEW` wait,
 `FEW_BYTES`, because a few producers with large requests are no overload. Requests up to
 `SHORT_BYTES`, a few batches of the usual size, are read at once.
 
-`StartBudget`: requests start, and large answers are built, for `START_NS` of a turn. The rest waits
+`StartBudget`: requests start, and large answers are built, for a part of each turn. The rest waits
 for later turns, after a poll of all sockets and timers, so an overloaded server still receives its
 peers' messages and runs its timers. Waiting connections take turns of `SHARE_NS`. A connection that
-sends more meanwhile is not read, so the backlog is bounded and TCP slows the client down. A turn
-has a fixed cost: shorter turns halve the throughput of an overloaded server with many small
-requests. Where requests take `COSTLY_NS` and more, that cost is negligible, and a turn has
-`SHORT_NS`: a record passes through about five turns of three servers before it is acknowledged, and
-waits for the rest of each.
+sends more meanwhile is not read, so the backlog is bounded and TCP slows the client down. There are
+two such budgets:
+
+* Records (Produce, and Fetch of the usual size) have up to `START_NS` of a turn. A turn has a fixed
+  cost: shorter turns halve the throughput of an overloaded server with many small requests. Where
+  requests take `COSTLY_NS` and more, that cost is negligible, and a turn has `SHORT_NS`.
+* All other requests have the same, unless there were records of another principal in the last
+  `OTHERS_NS`. A record passes through about five turns of three servers before it is acknowledged,
+  and waits for the rest of each. So the others then have `SLICE_NS` of a turn; and while a record
+  passes, a slice is followed by a rest of `REST` times its length, in which the loop is idle if it
+  has nothing else to do. Without records there is no rest.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -60,6 +66,17 @@ LONG_ANSWER_BYTES = 64 << 10
 """Answers shorter than this are not limited."""
 
 
+SLICE_NS = MS // 4
+"""Time of a turn for requests beside records of another principal. At least one starts."""
+OTHERS_NS = 1_000 * MS
+"""A principal whose last record is older than this is absent."""
+PASSAGE_NS = 2 * MS
+"""Time for which a record passes, as far as loops decide it: on a slow disk it takes longer, and
+waits little for a loop."""
+REST = 3
+"""While a record passes, they rest this many times as long as their slice took."""
+LOOK_NS = MS // 4
+"""Time after which a rest is judged again."""
 START_NS = 100 * MS
 """One heartbeat interval, a sixth of the shortest election timeout. Even with all other work of a
 turn, no leader loses its leadership because of it."""
@@ -70,8 +87,8 @@ COSTLY_NS = 1 * MS
 """Five times what a Produce of an overloaded server takes."""
 SHARE_NS = 25 * MS
 """Time for one connection while others wait."""
-SMALL_NS = 5 * MS
-"""Time for all small requests together, before the others: half of a short turn."""
+SMALL_PARTS = 2
+"""Small requests have half of a turn's time, before the others."""
 SMALL_REQUEST_BYTES = 256
 LEFT_MAX = 64
 """Stale heap entries that a line keeps, beside twice the number of waiting members."""
@@ -240,9 +257,13 @@ class StartBudget:
         "_end_ns",
         "_is_armed",
         "_line",
+        "_long_ns",
+        "_rests_until_ns",
         "_served",
         "_served_asker",
         "_served_from_ns",
+        "_short_ns",
+        "_since_record_ns",
         "_small",
         "_starts_before",
         "_turn_has_ended",
@@ -252,8 +273,18 @@ class StartBudget:
         "until_ns",
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        since_record_ns: Callable[[str], int] | None = None,
+    ) -> None:
+        """`since_record_ns`: returns the time since a record of another principal than this one
+        passed here; None: the requests are records."""
         self._clock = clock
+        self._since_record_ns = since_record_ns
+        self._rests_until_ns = 0
+        self._short_ns, self._long_ns = SHORT_NS, START_NS
+        """Time in each turn, and the same while requests are cheap."""
         self._waiting: dict[Starter, _Place] = {}
         self._line = _Line[_Asker]()
         """Principals with waiting connections."""
@@ -307,10 +338,13 @@ class StartBudget:
                 if self._goes_on(now_ns):
                     self.until_ns = self._end_ns = self._later_ns(now_ns)
                     return True
+            elif self._short_ns == SLICE_NS and now_ns < self._rests_until_ns:
+                pass  # `_next_turn` judges if it starts now
             elif self._turn_has_ended:
                 self._turn_has_ended = False
+                self._look_at_others(starter.asker)
                 self._began_ns, self._starts_before = now_ns, self.starts
-                self.until_ns = now_ns + SHORT_NS
+                self.until_ns = now_ns + self._short_ns
                 self._behind_the_next_look(self._end_turn)
                 return True
             elif self._goes_on(now_ns):
@@ -349,11 +383,11 @@ class StartBudget:
     def _goes_on(self, now_ns: int) -> bool:
         """Return True if the turn has time left and its requests are cheap enough to extend it."""
         used_ns = now_ns - self._began_ns
-        return used_ns < min(START_NS, (self.starts - self._starts_before) * COSTLY_NS)
+        return used_ns < min(self._long_ns, (self.starts - self._starts_before) * COSTLY_NS)
 
     def _later_ns(self, now_ns: int) -> int:
         """Return the next end of an extended turn."""
-        return min(now_ns + SHORT_NS, self._began_ns + START_NS)
+        return min(now_ns + self._short_ns, self._began_ns + self._long_ns)
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
@@ -361,7 +395,11 @@ class StartBudget:
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True
-            self._behind_the_next_look(self._next_turn)
+            if self._since_record_ns is not None:
+                # A slice is short, and timers run behind the end of a turn.
+                self._clock.call_later(1, self._next_turn)
+            else:
+                self._behind_the_next_look(self._next_turn)
 
     def _behind_the_next_look(self, fn: Callable[[], None]) -> None:
         """Call `fn` after the next poll of the sockets.
@@ -378,10 +416,17 @@ class StartBudget:
 
     def _next_turn(self) -> None:
         self._is_armed = False
-        now_ns = self._clock.now_ns()
+        began_ns = now_ns = self._clock.now_ns()
+        if self._waiting:
+            since_ns = self._look_at_others(self._line.first().line.first().asker)
+            rest_ns = self._rests_until_ns - now_ns
+            if rest_ns > 0 and since_ns < PASSAGE_NS:
+                self._is_armed = True
+                self._clock.call_later(min(rest_ns, LOOK_NS), self._next_turn)
+                return
         self._began_ns, self._starts_before = now_ns, self.starts
-        self._end_ns = now_ns + SHORT_NS
-        small, small_end_ns = self._small, now_ns + SMALL_NS
+        self._end_ns = now_ns + self._short_ns
+        small, small_end_ns = self._small, now_ns + self._short_ns // SMALL_PARTS
         for _ in range(len(small)):  # not those that arrive meanwhile
             if now_ns >= small_end_ns:
                 break
@@ -399,17 +444,32 @@ class StartBudget:
             starter = self._line.first().line.first()
             now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, self._end_ns))
         self._end_ns = self.until_ns = 0
+        if self._since_record_ns is not None:
+            self._rests_until_ns = now_ns + REST * (now_ns - began_ns)
         if self._waiting:
             self._arm()
-            fair_ns = self._line.fair_ns
-            self._askers = {
-                name: asker
-                for name, asker in self._askers.items()
-                if asker.line.places or asker.shared_until_ns > fair_ns
-            }
+            # A turn may be short: the principals are not looked at in each.
+            if len(self._askers) > 2 * len(self._line.places) + LEFT_MAX:
+                fair_ns = self._line.fair_ns
+                self._askers = {
+                    name: asker
+                    for name, asker in self._askers.items()
+                    if asker.line.places or asker.shared_until_ns > fair_ns
+                }
         else:
             small.clear()
             self._askers.clear()  # the next crowd starts without debts
+
+    def _look_at_others(self, asker: str) -> int:
+        """Choose the length of a turn in which `asker` is first. Return the time since a record of
+        another principal."""
+        since_ns = OTHERS_NS
+        if self._since_record_ns is not None:
+            since_ns = self._since_record_ns(asker)
+            is_beside = since_ns < OTHERS_NS
+            self._short_ns = SLICE_NS if is_beside else SHORT_NS
+            self._long_ns = SLICE_NS if is_beside else START_NS
+        return since_ns
 
     def _serve(self, starter: Starter, now_ns: int, until_ns: int) -> int:
         """Serve a connection whose turn it is. Return the time when that is over."""

@@ -2,7 +2,8 @@
 
 `arranged` and `parts_of` split: each part is a request of its own, with at most `PART_ELEMENTS` of
 the elements. An element that has more in a list of its own is split as well; its slices are parts
-that contain nothing else.
+that contain nothing else. Elements of different APIs differ in their cost a hundredfold, so a part
+has as many as took `PART_NS` before (`PartSize`).
 
 `refusals_of` splits a request of an API that is done at once or not at all, in order to refuse it.
 
@@ -32,7 +33,9 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
+    FIRST_ELEMENTS,
     PART_ELEMENTS,
+    PART_NS,
     PARTS,
     REPLICAS_MAX,
     REPLICAS_TIMES,
@@ -139,33 +142,52 @@ def _taken(groups: OrderedDict[Hashable, list[Any]]) -> Iterator[list[Any]]:
         yield group
 
 
+class PartSize:
+    """Number of elements of the next part."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
+
+    def took(self, part_ns: int) -> None:
+        """Adapt the size, because a part took `part_ns` of the loop."""
+        fits = self.elements * PART_NS // max(part_ns, 1)
+        self.elements = max(1, min(fits, 2 * self.elements, PART_ELEMENTS))
+
+
 def parts_of(
-    row: Parts, request: Any, groups: Iterable[Sequence[Any]]
+    row: Parts, request: Any, groups: Iterable[Sequence[Any]], size: PartSize
 ) -> Iterator[tuple[Place, Any]]:
-    """Yield the parts of a request whose elements are `arranged`, each with its place."""
+    """Yield the parts of a request whose elements are `arranged`, each with its place.
+
+    `size` is read when a part begins.
+    """
     first, *inner = row.asked.split(".")
-    for place, items in _slices(row, groups, inner):
+    for place, items in _slices(row, groups, inner, size):
         yield place, replace(request, **{first: items})
 
 
 def _slices(
-    row: Parts, groups: Iterable[Sequence[Any]], inner: Sequence[str]
+    row: Parts, groups: Iterable[Sequence[Any]], inner: Sequence[str], size: PartSize
 ) -> Iterator[tuple[Place, list[Any]]]:
     part: list[Any] = []
-    left = PART_ELEMENTS
+    left = size.elements
     position = 0
     for group in _divided(row, groups, inner):
         weight = _weight(group, inner, PART_ELEMENTS) + _held(row, group, PART_ELEMENTS)
         if weight > left and part:
             yield (), part
-            part, left = [], PART_ELEMENTS
-        if weight <= left or not inner:
+            part, left = [], size.elements
+        # Elements that may be compared with each other stay together up to the largest part.
+        if weight <= left or not inner or (row.named is not None and weight <= PART_ELEMENTS):
             part += group
             left -= weight
         else:
             (item,) = group
             name, *deeper = inner
-            for place, some in _slices(row, [[one] for one in getattr(item, name)], deeper):
+            ones = [[one] for one in getattr(item, name)]
+            for place, some in _slices(row, ones, deeper, size):
                 yield (position, *place), [replace(item, **{name: some})]
         position += len(group)
     if part:
@@ -185,7 +207,9 @@ def _divided(
             yield group
 
 
-def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, Any]]]:
+def refusals_of(
+    row: Whole, request: Any, size: PartSize
+) -> tuple[Parts, Iterator[tuple[Place, Any]]]:
     """Split a request that is refused: return the row by which answers are joined, and the parts.
 
     A request that is answered by one error has one part, without its elements.
@@ -197,7 +221,7 @@ def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, 
         for one, first in zip(row.lists, firsts, strict=True):
             if one.answered and (items := getattr(request, first)):
                 other = replace(empty, **{first: items})
-                for place, part in parts_of(one, other, arranged(one, items)):
+                for place, part in parts_of(one, other, arranged(one, items), size):
                     yield _answered(one, place), part
 
     found = parts()
@@ -255,18 +279,24 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
             or has_more(row.numbers, message, REPLICAS_TIMES * replicas_max)
         ):
             return Decoded(message, None)
-        by, parts = refusals_of(row, message)
-        return Decoded(message, WideRequest(api, by, version, message, parts, is_refused=True))
+        size = PartSize(FIRST_ELEMENTS)
+        by, parts = refusals_of(row, message, size)
+        wide = WideRequest(api, by, version, message, parts, size, is_refused=True)
+        return Decoded(message, wide)
     if row is None or not has_more((row,), message, PART_ELEMENTS):
         return Decoded(message, None)
+    # A Produce waits for a commit after each part, and each of its elements has records.
+    size = PartSize(PART_ELEMENTS if api.pipelined else FIRST_ELEMENTS)
     first = row.asked.partition(".")[0]
     items = getattr(message, first)
     bare = [_bare(row, item) for item in items] if row.held else items
     if any(one is not item for one, item in zip(bare, items, strict=True)):
-        _, parts = refusals_of(Whole("", (row,)), replace(message, **{first: bare}))
-        return Decoded(message, WideRequest(api, row, version, message, parts, is_refused=True))
-    parts = parts_of(row, message, arranged(row, items))
-    return Decoded(message, WideRequest(api, row, version, message, parts))
+        _, parts = refusals_of(Whole("", (row,)), replace(message, **{first: bare}), size)
+        wide = WideRequest(api, row, version, message, parts, size, is_refused=True)
+    else:
+        parts = parts_of(row, message, arranged(row, items), size)
+        wide = WideRequest(api, row, version, message, parts, size)
+    return Decoded(message, wide)
 
 
 def _bare(row: Parts, item: Any) -> Any:
@@ -291,6 +321,8 @@ class WideRequest:
         "_place",
         "_reply",
         "_row",
+        "_size",
+        "_used_ns",
         "context",
         "handler",
         "message",
@@ -303,17 +335,21 @@ class WideRequest:
         version: int,
         message: Any,
         parts: Iterator[tuple[Place, Any]],
+        size: PartSize,
         *,
         is_refused: bool = False,
     ) -> None:
-        """`parts` has at least one part. `is_refused`: the request has too many elements for an API
-        that cannot split it."""
+        """`parts` has at least one part, and follows `size`. `is_refused`: the request has too many
+        elements for an API that cannot split it."""
         self._api = api
         self._row = row
         self._is_refused = is_refused
         self.message = message
         """The whole request; without its elements once it is judged and the parts own them."""
         self._parts = parts
+        self._size = size
+        self._used_ns = 0
+        """Time of the loop that the present part has taken."""
         self._next: tuple[Place, Any] | None = next(self._parts)
         self._place: Place = ()
         self._joined = JoinedAnswer(row, api.wire, version)
@@ -349,6 +385,10 @@ class WideRequest:
         self._next = next(self._parts, None)
         return part
 
+    def used(self, time_ns: int) -> None:
+        """Count time of the loop that the present part has taken."""
+        self._used_ns += time_ns
+
     def take(self, answer: Any) -> None:
         """Join the answer of the last part, if it has one. Raises EncodeError."""
         if isinstance(answer, Reply):
@@ -359,6 +399,11 @@ class WideRequest:
             self._joined.add(self._place, answer)
             if is_for_all:
                 self._next = None  # this error is the whole answer
+
+    def part_over(self) -> None:
+        """Adapt the size of the next parts to the time of this one."""
+        self._size.took(self._used_ns)
+        self._used_ns = 0
 
     @property
     def is_done(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import segments.api as storage
 from raft.messages import Message
+from vdl.clock import Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox
 
@@ -27,12 +28,15 @@ class DurableResponses:
     Invariant: a response leaves only once its group's `last_token` of that turn is durable.
     """
 
-    __slots__ = ("_store", "_waiting")
+    __slots__ = ("_clock", "_store", "_waiting", "awaited_ns")
 
-    def __init__(self, store: storage.Store) -> None:
+    def __init__(self, store: storage.Store, clock: Clock) -> None:
+        self._clock = clock
         self._store = store
         self._waiting: dict[int, Responses] = {}
         """Waiting responses, by the journal token that must be durable first."""
+        self.awaited_ns = 0
+        """Time at which responses last began to wait; 0: never."""
 
     def submit(self, outbox: Outbox) -> Responses:
         """Close the turn's block and queue the responses that wait for it.
@@ -58,6 +62,8 @@ class DurableResponses:
                 ready.append((group, responses))
             else:
                 self._waiting.setdefault(group.last_token, []).append((group, responses))
+        if token and token in self._waiting:
+            self.awaited_ns = self._clock.now_ns()
         return ready
 
     def durable(self, token: int) -> Responses:

@@ -28,7 +28,7 @@ from vdl.kafka.connections.turn_budget import (
     SHARE_NS,
     SHORT_BYTES,
     SHORT_NS,
-    SMALL_NS,
+    SMALL_PARTS,
     START_NS,
     ReceiveBudget,
     SendBudget,
@@ -292,7 +292,9 @@ class CostlyWorld(World):
 
 @pytest.fixture
 def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
+    """Its costly requests start like records."""
     world = CostlyWorld()
+    monkeypatch.setattr(admission, "_FETCH", API_VERSIONS)
     row = API[API_VERSIONS]
     changed = Api(API_VERSIONS, row.name, row.min_version, row.max_version, "", world.handle)
     monkeypatch.setitem(API, API_VERSIONS, changed)
@@ -328,7 +330,7 @@ def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None
     assert [len(client.answers()) for client in clients] == [5] * 100
     gaps = [after - before for before, after in pairwise(beats)]
     assert max(gaps) <= 10 * MS + START_NS + COST_NS
-    assert not costly.frontend.turn.start_budget
+    assert not costly.frontend.turn.record_budget
 
 
 def test_answers_that_become_known_together_are_built_in_turns(
@@ -595,7 +597,7 @@ def test_users_that_came_once_are_forgotten(costly: CostlyWorld) -> None:
     """They are forgotten even if others wait all the time."""
     budget, time = StartBudget(costly.clock), costly.time
     crowd = crowd_of(costly, budget, 2)
-    guests = [_Asking(budget, time, f"guest {n}", SHARE_NS) for n in range(100)]
+    guests = [_Asking(budget, time, f"guest {n}", SHARE_NS) for n in range(200)]
     for guest in guests:
         guest.resume_starting()
     known = [ref(guest.shared_by) for guest in guests]
@@ -605,7 +607,7 @@ def test_users_that_came_once_are_forgotten(costly: CostlyWorld) -> None:
     del guest
     spend(time, 10 * START_NS)
     assert len(budget) == len(crowd)
-    assert not any(asker() for asker in known)
+    assert sum(asker() is not None for asker in known) <= LEFT_MAX + 2 * len(crowd)
 
 
 def test_connections_that_have_left_are_forgotten(costly: CostlyWorld) -> None:
@@ -671,7 +673,7 @@ def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
     numbers = [client.session.info.id for client in small]
     served = [number for number in costly.started[before:] if number in numbers]
     assert served == numbers[: len(served)], "in the order in which they came"
-    assert len(served) >= 3 * SMALL_NS // COST_NS
+    assert len(served) >= 3 * SHORT_NS // SMALL_PARTS // COST_NS
     assert len(served) * 2 <= len(costly.started) - before
 
 
@@ -740,11 +742,11 @@ def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
     assert second.reading, "it has not sent more"
     ask(second, 3)
     assert not second.reading
-    assert costly.frontend.turn.start_budget.oldest_ns() == 0, "until now it was served"
+    assert costly.frontend.turn.record_budget.oldest_ns() == 0, "until now it was served"
     costly.time.now_ns += 7 * MS
-    assert costly.frontend.turn.start_budget.oldest_ns() == 7 * MS
+    assert costly.frontend.turn.record_budget.oldest_ns() == 7 * MS
     costly.run(1_000)
-    assert costly.frontend.turn.start_budget.oldest_ns() == 0
+    assert costly.frontend.turn.record_budget.oldest_ns() == 0
     assert second.reading
     assert len(second.answers()) == 6
 
@@ -753,10 +755,10 @@ def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld)
     first, second = costly.client(), costly.client()
     ask(first, 60)
     ask(second, 3)
-    assert len(costly.frontend.turn.start_budget) == 2
+    assert len(costly.frontend.turn.record_budget) == 2
     second.session.connection_lost()
     first.session.connection_lost()
-    assert not costly.frontend.turn.start_budget
+    assert not costly.frontend.turn.record_budget
     costly.run(1_000)
     assert second.session.info.id not in costly.started
     third = costly.client()

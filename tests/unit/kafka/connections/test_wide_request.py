@@ -21,7 +21,13 @@ from vdl.kafka.codegen.samples import Sampler
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import wide_request
-from vdl.kafka.connections.wide_request import JoinedAnswer, WideRequest, arranged, parts_of
+from vdl.kafka.connections.wide_request import (
+    JoinedAnswer,
+    PartSize,
+    WideRequest,
+    arranged,
+    parts_of,
+)
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
@@ -74,6 +80,12 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_request, "PART_ELEMENTS", SMALL)
 
 
+@pytest.fixture
+def even_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part is as large as the others, which take no time here."""
+    monkeypatch.setattr(wide_request, "FIRST_ELEMENTS", PART_ELEMENTS)
+
+
 def samples(key: int, version: int, rng: random.Random, *, side: int) -> Any:
     api = FACTS[key]
     sampler = Sampler(rng, is_modest=True)
@@ -110,7 +122,9 @@ def test_joined_answer_has_the_bytes_of_the_whole(api: Any, row: Parts) -> None:
             whole = b"".join(api.wire.encode_response(answer, version))
             joined = JoinedAnswer(Parts(row.asked, row.answered), api.wire, version)
             same = Parts(row.answered, row.answered)
-            parts = list(parts_of(same, answer, arranged(same, getattr(answer, names[0]))))
+            parts = list(
+                parts_of(same, answer, arranged(same, getattr(answer, names[0])), PartSize(SMALL))
+            )
             for place, part in parts:
                 joined.add(place, part)
             cut += len(parts) > 1
@@ -131,7 +145,9 @@ def test_parts_have_few_elements_and_all_of_them(api: Any, row: Parts) -> None:
         if not items:
             continue
         plain = Parts(row.asked, row.answered)
-        parts = [part for _, part in parts_of(plain, request, arranged(plain, items))]
+        parts = [
+            part for _, part in parts_of(plain, request, arranged(plain, items), PartSize(SMALL))
+        ]
         assert [*leaves(items, names[1:])] == [
             leaf for part in parts for leaf in leaves(getattr(part, names[0]), names[1:])
         ]
@@ -367,7 +383,12 @@ def test_lists_that_are_not_cut_count_where_an_element_belongs(
     body = wishes.write(api.key, api.max_version, wishes.Wish(camel, "even", elements=20_000)).body
     message = wire.decode_request(memoryview(body), api.max_version)
     items = getattr(message, row.asked)
-    parts = [part for _, part in parts_of(row, message, arranged(Parts("", ""), items))]
+    parts = [
+        part
+        for _, part in parts_of(
+            row, message, arranged(Parts("", ""), items), PartSize(PART_ELEMENTS)
+        )
+    ]
     assert [one for part in parts for one in getattr(part, row.asked)] == items
     heaviest = max(weight([item], held.split(".")) for item in items)
     for part in parts:
@@ -590,6 +611,7 @@ def test_wide_request_is_freed_with_its_connection(parts: int) -> None:
     assert not wide_requests()
 
 
+@pytest.mark.usefixtures("even_parts")
 @pytest.mark.usefixtures("no_collection")
 def test_elements_are_freed_with_their_parts() -> None:
     """Otherwise one turn would free 200,000 elements."""
@@ -608,6 +630,7 @@ def test_elements_are_freed_with_their_parts() -> None:
     assert wide.message is request
 
 
+@pytest.mark.usefixtures("even_parts")
 @pytest.mark.usefixtures("no_collection")
 def test_refused_wide_request_is_freed_with_its_answer() -> None:
     world = World()
@@ -665,6 +688,7 @@ def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
     assert many[0].closed
 
 
+@pytest.mark.usefixtures("even_parts")
 def test_part_is_judged_by_what_its_client_may_do_then() -> None:
     """A permission that is removed between two parts applies to the second."""
     world = secured(bind(Do.DESCRIBE, GROUP, "*"))

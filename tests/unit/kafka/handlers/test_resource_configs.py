@@ -171,7 +171,7 @@ def test_pace_of_compaction_and_of_assignments_can_be_changed_at_run_time() -> N
     world = World()
     frontend: Any = SimpleNamespace(
         context=world.context,
-        turn=SimpleNamespace(flush=None, start_budget=SimpleNamespace(oldest_ns=None)),
+        turn=SimpleNamespace(flush=None, oldest_wait_ns=None),
     )
     front = ClientFront(frontend, lambda: None, lambda: None)
     unlimited = front.background_rate()
