@@ -3,13 +3,13 @@
 A run is three new servers. Topics are created one after the other, up to the number of partitions
 that `cluster.replicas_per_server` allows (each has a replica on every server): seconds for each
 step, the longest of them, and until all have leaders. A further topic must be refused. Then seconds
-until each partition has acknowledged a record; the servers' idle use of CPU and memory; and, each
-time until every group has a leader again, seconds from: the SIGKILL of one server (the other two
-lead); its restart (until it has all its replicas); a planned stop and restart of all; the SIGKILL
-and restart of all. `..._elections_per_group` counts the elections won meanwhile, for each group, or
-for each of the approximate third that the killed server led: a group needs one, more were
-unnecessary. With PEER=NAME in the environment each round measures that system too
-(tests/bench/peer_partitions.py).
+until each partition has acknowledged a record; the servers' idle use of CPU and memory; CPU time of
+a page of metrics beyond that, and its size; and, each time until every group has a leader again,
+seconds from: the SIGKILL of one server (the other two lead); its restart (until it has all its
+replicas); a planned stop and restart of all; the SIGKILL and restart of all.
+`..._elections_per_group` counts the elections won meanwhile, for each group, or for each of the
+approximate third that the killed server led: a group needs one, more were unnecessary. With
+PEER=NAME in the environment each round measures that system too (tests/bench/peer_partitions.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from tests.bench.systems import Vdl, peer_from_environment
 from tests.bench.topics import CALL_SECONDS_MAX
 from vdl.kafka.configs.options import KafkaOptions
 
+SCRAPES = 40
+SCRAPE_SECONDS = 0.5
+"""Interval between two scrapes of all servers."""
 POLL_SECONDS = 0.1
 """Interval between two checks of the servers; a check costs them a millisecond for some thousand
 groups.
@@ -71,6 +74,7 @@ def run(partitions: int, step: int, seconds: float) -> Figures:
         figures |= record_to_each(servers.bootstrap, partitions, step)
         time.sleep(SETTLE_SECONDS)
         figures |= _idleness(servers, partitions, seconds)
+        figures |= _scraped(servers, figures["idle_cpu_percent_of_all"] / 100)
         figures |= _kill_one(servers, groups)
         servers.stop()
         figures |= _start_all(servers, groups, "planned_stop")
@@ -109,8 +113,22 @@ def _idleness(servers: Servers, partitions: int, seconds: float) -> Figures:
     thousands = partitions / 1_000
     return {
         "idle_cpu_percent_of_the_busiest": max(used),
+        "idle_cpu_percent_of_all": sum(used),
         "idle_cpu_percent_per_thousand": sum(used) / len(used) / thousands,
         "rss_mb_of_the_largest": max(servers.rss_mb().values()),
+    }
+
+
+def _scraped(servers: Servers, idle_cpu: float) -> Figures:
+    """Return the cost of a page of one server; `idle_cpu`: of all of them, seconds a second."""
+    before, began = sum(servers.cpu_seconds().values()), time.monotonic()
+    for _ in range(SCRAPES):
+        sizes = [len(servers.metrics_page(number)) for number in servers.ids]
+        time.sleep(SCRAPE_SECONDS)
+    used = sum(servers.cpu_seconds().values()) - before - idle_cpu * (time.monotonic() - began)
+    return {
+        "scrape_cpu_ms": used / (SCRAPES * len(servers.ids)) * 1_000,
+        "scrape_kb": max(sizes) / 1_000,
     }
 
 

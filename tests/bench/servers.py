@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.systems import io_bytes
-from tests.chaos.harness.cluster import numbers
+from tests.chaos.harness.cluster import metrics_page, numbers
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from vdl.commands.servers.replica_set import (
     LocalServer,
@@ -161,6 +161,9 @@ class Servers:
 
     def metrics(self, server_id: int) -> dict[str, float]:
         return numbers(self.replica_set, server_id)
+
+    def metrics_page(self, server_id: int) -> str:
+        return metrics_page(self.replica_set, server_id)
 
     def log(self, server_id: int) -> str:
         return self.replica_set.log(server_id)

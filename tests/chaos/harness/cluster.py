@@ -67,18 +67,23 @@ def partitions(cluster: ClusterStatus) -> list[Partition]:
     return [partition for topic in cluster.topics for partition in topic.partitions]
 
 
-def numbers(replica_set: ReplicaSet, server_id: int) -> dict[str, float]:
-    """Return a server's unlabelled metrics by name; empty when it does not answer."""
+def metrics_page(replica_set: ReplicaSet, server_id: int) -> str:
+    """Return a server's page of metrics; empty when it does not answer."""
     http = replica_set.server(server_id).config().http
     assert http is not None
     connection = HTTPConnection(http.host, http.port, timeout=CALL_SECONDS_MAX)
     try:
         connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+        return connection.getresponse().read().decode()
     except OSError:
-        return {}
+        return ""
     finally:
         connection.close()
+
+
+def numbers(replica_set: ReplicaSet, server_id: int) -> dict[str, float]:
+    """Return a server's unlabelled metrics by name; empty when it does not answer."""
+    text = metrics_page(replica_set, server_id)
     rows = (line.split() for line in text.splitlines() if line[:1] not in {"#", ""})
     return {row[0]: float(row[1]) for row in rows if "{" not in row[0]}
 
