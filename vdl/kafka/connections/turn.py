@@ -55,7 +55,7 @@ class Turn:
         self.send_budget = SendBudget(context.clock)
         self.record_budget = StartBudget(context.clock)
         """Budget of Produce, and of Fetch of the usual size."""
-        self.work_budget = StartBudget(context.clock, self._since_record_ns)
+        self.work_budget = StartBudget(context.clock, self._since_record_ns, self.record_budget)
         """Budget of all other requests."""
         self.produced_by = ""
         """Principal of the last Produce."""

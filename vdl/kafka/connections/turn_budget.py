@@ -21,9 +21,10 @@ two such budgets:
   requests take `COSTLY_NS` and more, that cost is negligible, and a turn has `SHORT_NS`.
 * All other requests have the same, unless there were records of another principal in the last
   `OTHERS_NS`. A record passes through about five turns of three servers before it is acknowledged,
-  and waits for the rest of each. So the others then have `SLICE_NS` of a turn; and while a record
-  passes, a slice is followed by a rest of `REST` times its length, in which the loop is idle if it
-  has nothing else to do. Without records there is no rest.
+  and waits for the rest of each. So the others then have `SLICE_NS` of a turn, or a quarter of what
+  the last records had, if that is more: many producers do not stop the heartbeats of groups. While
+  a record passes, a slice is followed by a rest of `REST` times its length, in which the loop is
+  idle if it has nothing else to do. Without records there is no rest.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -75,6 +76,10 @@ PASSAGE_NS = 2 * MS
 waits little for a loop."""
 REST = 3
 """While a record passes, they rest this many times as long as their slice took."""
+REST_NS_MAX = 30 * MS
+"""Longest rest: a slice in which the process was stopped is not paid for by those who wait."""
+RECORD_PARTS = 4
+"""Beside records that use up turns, a slice has this part of the last one."""
 LOOK_NS = MS // 4
 """Time after which a rest is judged again."""
 START_NS = 100 * MS
@@ -256,8 +261,10 @@ class StartBudget:
         "_clock",
         "_end_ns",
         "_is_armed",
+        "_is_beside",
         "_line",
         "_long_ns",
+        "_records",
         "_rests_until_ns",
         "_served",
         "_served_asker",
@@ -270,6 +277,7 @@ class StartBudget:
         "_waiting",
         "started_ns",
         "starts",
+        "turn_ns",
         "until_ns",
     )
 
@@ -277,11 +285,17 @@ class StartBudget:
         self,
         clock: Clock,
         since_record_ns: Callable[[str], int] | None = None,
+        records: StartBudget | None = None,
     ) -> None:
         """`since_record_ns`: returns the time since a record of another principal than this one
-        passed here; None: the requests are records."""
+        passed here; None: the requests are records. `records`: the budget of records."""
         self._clock = clock
         self._since_record_ns = since_record_ns
+        self._records = records
+        self._is_beside = False
+        """True if there were records of another principal than the first in line lately."""
+        self.turn_ns = 0
+        """Time that requests had of the last turn."""
         self._rests_until_ns = 0
         self._short_ns, self._long_ns = SHORT_NS, START_NS
         """Time in each turn, and the same while requests are cheap."""
@@ -338,7 +352,7 @@ class StartBudget:
                 if self._goes_on(now_ns):
                     self.until_ns = self._end_ns = self._later_ns(now_ns)
                     return True
-            elif self._short_ns == SLICE_NS and now_ns < self._rests_until_ns:
+            elif self._is_beside and now_ns < self._rests_until_ns:
                 pass  # `_next_turn` judges if it starts now
             elif self._turn_has_ended:
                 self._turn_has_ended = False
@@ -391,6 +405,8 @@ class StartBudget:
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
+        if not self._waiting:
+            self.turn_ns = self.started_ns - self._began_ns
 
     def _arm(self) -> None:
         if not self._is_armed:
@@ -432,6 +448,8 @@ class StartBudget:
                 break
             place, starter = small.popleft()
             if self._waiting.get(starter) is place:
+                self._judge(starter)
+                small_end_ns = min(small_end_ns, began_ns + self._short_ns // SMALL_PARTS)
                 now_ns = self._serve(starter, now_ns, now_ns + 1)  # it starts one request
         is_first = True
         while self._waiting:
@@ -442,10 +460,13 @@ class StartBudget:
                 self._end_ns = now_ns + 1 if is_first else self._later_ns(now_ns)
             is_first = False
             starter = self._line.first().line.first()
+            self._judge(starter)
+            self._end_ns = min(self._end_ns, began_ns + self._long_ns)
             now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, self._end_ns))
         self._end_ns = self.until_ns = 0
+        self.turn_ns = now_ns - began_ns
         if self._since_record_ns is not None:
-            self._rests_until_ns = now_ns + REST * (now_ns - began_ns)
+            self._rests_until_ns = now_ns + min(REST * self.turn_ns, REST_NS_MAX)
         if self._waiting:
             self._arm()
             # A turn may be short: the principals are not looked at in each.
@@ -460,15 +481,26 @@ class StartBudget:
             small.clear()
             self._askers.clear()  # the next crowd starts without debts
 
+    def _judge(self, starter: Starter) -> None:
+        """Shorten the turn if there were records of another principal than this one.
+
+        The first in line may be the one that sends records.
+        """
+        if self._since_record_ns is not None and not self._is_beside:
+            self._look_at_others(starter.asker)
+
     def _look_at_others(self, asker: str) -> int:
         """Choose the length of a turn in which `asker` is first. Return the time since a record of
         another principal."""
         since_ns = OTHERS_NS
         if self._since_record_ns is not None:
             since_ns = self._since_record_ns(asker)
-            is_beside = since_ns < OTHERS_NS
-            self._short_ns = SLICE_NS if is_beside else SHORT_NS
-            self._long_ns = SLICE_NS if is_beside else START_NS
+            self._is_beside = since_ns < OTHERS_NS
+            if self._is_beside:
+                records_ns = 0 if self._records is None else self._records.turn_ns
+                self._short_ns = self._long_ns = max(SLICE_NS, records_ns // RECORD_PARTS)
+            else:
+                self._short_ns, self._long_ns = SHORT_NS, START_NS
         return since_ns
 
     def _serve(self, starter: Starter, now_ns: int, until_ns: int) -> int:
