@@ -32,6 +32,8 @@ from segments.api import Buffer, StorageError
 
 T = TypeVar("T")
 SECTOR_BYTES = 512
+SYNCED_MAX = 16
+"""Runs of bytes that a file remembers as synced."""
 PAGE_BYTES = 4096
 """Unit of a read by the system: a bad sector makes all of it unreadable."""
 SLOWED_JOB_NS_MAX = 2_000_000_000
@@ -74,11 +76,13 @@ class Range:
 class Inode:
     """The two images of one file."""
 
-    __slots__ = ("allocated", "data", "dirty", "durable")
+    __slots__ = ("allocated", "data", "dirty", "durable", "synced")
 
     def __init__(self) -> None:
         self.allocated = 0
         """End of the part that may have blocks. A file extended without a write has none there."""
+        self.synced: dict[int, int] = {}
+        """The last runs that a sync made durable: end by start."""
         self.data = bytearray()
         self.durable = bytearray()
         self.dirty: list[Range] = []
@@ -265,7 +269,7 @@ class SimDisk:
                 _resize(inode.durable, end)
             inode.durable[written.start : end] = image
             _forget(inode.dirty, [written])
-            self.on_durable(image)
+            self._report(inode, written.start, end)
 
         self.step(harden, undo)
         return length
@@ -275,15 +279,30 @@ class SimDisk:
         self._wait_for_sync(inode, ranges)
         size = len(inode.data)
         images = [(r.start, bytes(inode.data[r.start : r.end])) for r in ranges]
+        runs = _joined(ranges)
 
         def harden() -> None:
             _resize(inode.durable, size)
             for start, image in images:
                 inode.durable[start : min(start + len(image), size)] = image[: size - start]
-                self.on_durable(image)
+            for start, end in runs:
+                inode.synced[start] = min(end, size)
+            for start, image in images:
+                self._report(inode, start, min(start + len(image), size))
+            while len(inode.synced) > SYNCED_MAX:
+                del inode.synced[next(iter(inode.synced))]
             _forget(inode.dirty, ranges)
 
         self.step(harden, None)
+
+    def _report(self, inode: Inode, start: int, end: int) -> None:
+        """Report durable bytes, with those right behind them that were synced before.
+
+        So a frame is reported as a whole when its last part becomes durable.
+        """
+        while further := [e for s, e in inode.synced.items() if start < s <= end < e]:
+            end = max(further)
+        self.on_durable(bytes(inode.durable[start:end]))
 
     def truncate(self, inode: Inode, length: int) -> None:
         data = inode.data
@@ -557,6 +576,17 @@ def _take_back_growth(inode: Inode, old_size: int) -> None:
     end = max(old_size, len(inode.durable))
     if end < len(inode.data):
         del inode.data[end:]
+
+
+def _joined(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Return (start, end) of the runs of bytes that the ranges cover."""
+    runs: list[tuple[int, int]] = []
+    for found in sorted(ranges, key=lambda one: one.start):
+        start, end = found.start, found.end
+        if runs and start <= runs[-1][1]:
+            start, end = runs[-1][0], max(end, runs.pop()[1])
+        runs.append((start, end))
+    return runs
 
 
 def _forget(dirty: list[Range], done: list[Range]) -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+from crc32c import crc32c
+
 from ids import NO_INDEX, NO_TERM, Index, LogId, Term, indexes
 from segments.api import Buffer
 from segments.format.block import (
@@ -165,7 +167,10 @@ class DurableLogs:
         while size := frame_length(image, at):
             if at + size > len(image) or image[at + _VERSION_AT] != FRAME_VERSION:
                 break
-            self._frames[size, CRC.unpack_from(image, at)[0]] = None
+            crc: int = CRC.unpack_from(image, at)[0]
+            if crc32c(image[at + CRC.size : at + size]) != crc:
+                break  # its rest is not durable yet
+            self._frames[size, crc] = None
             at += size
         while len(self._frames) > _FRAMES_MAX:
             del self._frames[next(iter(self._frames))]
