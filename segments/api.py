@@ -44,6 +44,10 @@ from segments.boots import Boot
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 INSTALLED_STATE_BYTES_MAX = 160 << 20
+CHANGING_BYTES = 64
+"""First bytes of an entry's payload that its owner may change until the entry is appended."""
+NEVER_AHEAD = 1 << 62
+"""`Store.ahead_bytes_min` of a store that writes nothing ahead."""
 ENTRY_FRAME_BYTES = 48
 """Bytes per entry besides its data, in memory and on disk."""
 
@@ -328,6 +332,9 @@ class StoreOptions:
     large_bytes_min: int = 16 << 20
     """Minimum size of an entry that is not copied into the cache. Such an entry counts in none of
     the cache's bounds, and leaves memory as soon as a segment holds it."""
+    write_ahead: bool = False
+    """True if large entries are written to their segments before they are appended, where appends
+    are placed: see `Store.write_ahead`."""
     meta_map_bytes: int = 1 << 30
     """Initial size of the memory map for applied state; it grows with the data."""
     scrub_bytes_per_second: int = 4 << 20
@@ -353,7 +360,7 @@ class Workers(Protocol):
         """Run in order with all other journal jobs, one at a time."""
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Run a write of payloads for a journal block, beside its journal job, one at a time."""
+        """Run a write of payloads, beside the journal's jobs, one at a time."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in a bounded pool, in no particular order."""
@@ -517,8 +524,13 @@ class Store(Protocol):
     def large_bytes(self) -> int:
         """Bytes of large entries that no segment holds yet.
 
-        While this is not 0, senders of further large entries should be delayed.
+        Includes payloads that are being written ahead. While this is not 0, senders of further
+        large entries should be delayed.
         """
+
+    @property
+    def ahead_bytes_min(self) -> int:
+        """Size of a payload from which on `write_ahead` should be used."""
 
     @property
     def flushable_bytes(self) -> int:
@@ -533,9 +545,10 @@ class Store(Protocol):
 
     @property
     def file_work(self) -> int:
-        """0 if neither a checkpoint nor a removal runs; else a number that changes with each step.
+        """0 if no checkpoint or removal runs and nothing is written ahead.
 
-        A number that stays the same for long indicates a disk that hangs.
+        Else a number that changes with each step. A number that stays the same for long indicates a
+        disk that hangs.
         """
 
     @property
@@ -657,6 +670,17 @@ class Store(Protocol):
         """Stage consecutive entries that start at or below `last_index + 1`.
 
         The log is first truncated from there on (never at or below commit).
+        """
+
+    def write_ahead(
+        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+    ) -> None:
+        """Write the payload of a large entry to its place before the entry is appended.
+
+        It should be the log's next entry, and `data` the same object then; its memory must not
+        change, except for its first `CHANGING_BYTES`. This is a hint: an append never depends on
+        it, only takes longer without it. `done` is called on a later turn of the loop, also if
+        nothing could be written, unless the store closes. One payload a log at a time.
         """
 
     def set_hard_state(self, log: Log, state: HardState) -> None:

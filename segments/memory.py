@@ -34,6 +34,7 @@ from ids import (
     indexes,
 )
 from segments.api import (
+    NEVER_AHEAD,
     Buffer,
     Compacted,
     Compaction,
@@ -381,6 +382,10 @@ class MemoryStore:
         return 0
 
     @property
+    def ahead_bytes_min(self) -> int:
+        return NEVER_AHEAD
+
+    @property
     def flushable_bytes(self) -> int:
         return 0
 
@@ -516,6 +521,11 @@ class MemoryStore:
             )
         state.append(entries)
         self._stage(state.log_id, lambda durable: durable.append(stored))
+
+    def write_ahead(
+        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+    ) -> None:
+        self.workers.call_later(0, done)
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         live = self._state(log)

@@ -32,6 +32,7 @@ from ids import (
     Term,
 )
 from segments.api import (
+    NEVER_AHEAD,
     Buffer,
     Compaction,
     EntryLike,
@@ -62,6 +63,7 @@ from segments.io import failpoint
 from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_above
 from segments.io.jobs import Jobs
 from segments.io.removals import Job, Removal, Removals, RemovalState
+from segments.journal.ahead import AheadWriter
 from segments.journal.allocation import Room
 from segments.journal.writer import Journal, WriterState
 from segments.log.log import Batch, DiskLog
@@ -77,6 +79,9 @@ from segments.recovery.orphans import Deletions, RemoveLogs
 from segments.recovery.parts import Parts
 from segments.recovery.replay import Progress, no_progress
 from segments.recovery.tail import CARRIED
+
+AHEAD_KEPT_MS = 2_000
+"""Time after which a payload that was written ahead, and not appended, is forgotten."""
 
 
 class Life(Enum):
@@ -141,6 +146,7 @@ class DiskStore:
         self.submit = journal.submit
         self._queue = journal.queue
         self._allocation = journal.allocation
+        self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -290,7 +296,12 @@ class DiskStore:
 
     @property
     def large_bytes(self) -> int:
-        return self._cache.large_bytes
+        return self._cache.large_bytes + self._ahead.bytes
+
+    @property
+    def ahead_bytes_min(self) -> int:
+        is_used = self._options.write_ahead and self._place_bytes_min
+        return self._options.large_bytes_min if is_used else NEVER_AHEAD
 
     @property
     def flushable_bytes(self) -> int:
@@ -302,9 +313,10 @@ class DiskStore:
 
     @property
     def file_work(self) -> int:
-        if not (self._checkpoints.is_running or self._removals.is_running):
+        is_running = self._checkpoints.is_running or self._removals.is_running
+        if not (is_running or self._ahead.is_writing):
             return 0
-        return 1 + self._checkpoints.pulse.beats + self._removals.begun
+        return 1 + self._checkpoints.pulse.beats + self._removals.begun + self._ahead.steps
 
     @property
     def disk_full(self) -> bool:
@@ -390,6 +402,26 @@ class DiskStore:
         if is_cut and log.placement.rewind_token:
             self._checkpoints.rooms.note_cut(log)
         self._checkpoints.arm()
+
+    def write_ahead(
+        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+    ) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        is_possible = self._life is Life.OPEN and not (self.disk_full or log.deleted)
+        rest = log.write_ahead(data, timestamp, self._limits) if is_possible else None
+        if rest is None:
+            self.workers.call_later(0, done)
+            return
+        placement = log.placement  # a reset replaces it
+
+        def ended(is_durable: bool) -> None:
+            self._journal.stats.payload_bytes += rest.bytes
+            placement.end_ahead(rest, is_durable=is_durable)
+            forget = partial(placement.end_ahead, rest, is_durable=False)
+            self.workers.call_later(AHEAD_KEPT_MS, forget)  # with its memory
+            done()
+
+        self._ahead.write(rest, ended)
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)
@@ -720,7 +752,7 @@ class DiskStore:
         if self._life is Life.OPEN:
             self._life = Life.CLOSING
         self._closed = done
-        self._checkpoints.is_closing = True
+        self._checkpoints.is_closing = self._ahead.is_stopped = True
         self._jobs.on_rest = self._rested
         self._journal.close()
 
@@ -754,7 +786,7 @@ class DiskStore:
     def _stop(self) -> None:
         """Stop all parts. Work in progress is no longer reported as durable."""
         self._life = Life.STOPPED
-        self._registry.is_closed = self._scrubber.is_stopped = True
+        self._registry.is_closed = self._scrubber.is_stopped = self._ahead.is_stopped = True
         self._journal.stop()
         self._reader.stop()
 

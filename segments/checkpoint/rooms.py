@@ -1,11 +1,11 @@
 """Rooms for payloads: which logs have preallocated space, and giving it back to the disk.
 
 Flushes make room after a log's last frame (`flusher.py`). A log keeps it as long as it receives
-large appends. It loses it after a whole round of checkpoints without any, or when `ROOMS_MAX` other
-logs have received room since; all logs lose it when the disk has little space left. The space stays
-allocated until a checkpoint's thread has cut the file after the last placed entry and removed the
-next file, in which nothing was placed. Until then the log has no room, so nothing new is placed
-there.
+large appends. It loses it after a whole round of checkpoints without any (after a large entry: some
+rounds later), or when `ROOMS_MAX` other logs have received room since; all logs lose it when the
+disk has little space left. The space stays allocated until a checkpoint's thread has cut the file
+after the last placed entry and removed the next file, in which nothing was placed. Until then the
+log has no room, so nothing new is placed there.
 
 Logs whose files may be longer than necessary are recorded as surplus. After a start these are all
 logs: the previous run may have left room, or a truncation that was not durable.
@@ -81,10 +81,13 @@ class Rooms:
     def bytes_for(self, log: DiskLog, flushed: int, limits: SegmentLimits, *, is_full: bool) -> int:
         """Return the bytes of room to make after a flush of `flushed` bytes.
 
-        A log that wanted none since the last flush gives up its room.
+        A log that wanted none since the last flush gives up its room, unless large entries of it
+        may follow.
         """
         placement = log.placement
         is_wanted, placement.is_wanted = placement.is_wanted, False
+        if not is_wanted and placement.rounds_kept and not is_full:
+            return 0
         was_held = self._held.pop(log.id, None)
         if not is_wanted or is_full:
             if was_held is not None:
@@ -99,13 +102,21 @@ class Rooms:
     def _give_up(self, log: DiskLog) -> None:
         """Place nothing new in the log's room, and mark its space for giving back."""
         self._wishes.pop(log.id, None)
+        log.placement.rounds_kept = 0
         log.placement.rooms.clear()
         self._surplus[log.id] = log
 
     def give_up_unused(self) -> None:
-        """End a round: logs without a large append during all of it give up their room."""
+        """End a round: logs without a large append during all of it give up their room.
+
+        After a large entry they keep it for some rounds: without room, one holds up all logs.
+        """
         for log in list(self._held.values()):
-            if self._wishes.get(log.id) == log.placement.wishes:
+            if self._wishes.get(log.id) != log.placement.wishes:
+                continue
+            if log.placement.rounds_kept:
+                log.placement.rounds_kept -= 1
+            else:
                 self._give_up(self._held.pop(log.id))
         self._wishes = {log.id: log.placement.wishes for log in self._held.values()}
 

@@ -337,10 +337,11 @@ class CheckpointScheduler:
 
     def _has_large_to_flush(self) -> bool:
         """Return True if a segment can take a large entry, which then leaves memory."""
+        bytes_min = max(self._options.large_bytes_min, self._flush_bytes_min)
         return any(
             chunk.payload is not None and log.flushed_index < chunk.first <= log.flush_last
             for log in self.dirty.values()
-            if log.unflushed >= self._options.large_bytes_min and _can_flush(log)
+            if log.unflushed >= bytes_min and _can_flush(log)
             for chunk in log.tail.chunks
         )
 

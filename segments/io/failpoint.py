@@ -37,7 +37,7 @@ POINTS: dict[str, str] = {
     "journal.before_sync": "job: a block is about to be written",
     "journal.torn": "job: a block is partly written, not synced",
     "journal.after_sync": "job: a block is synced, the loop is not notified",
-    "payload.before_sync": "job: payloads of a block are about to be written to segments",
+    "payload.before_sync": "job: payloads of a block, or a step of a large one, are to be written",
     "payload.torn": "job: payloads are partly written, not synced",
     "payload.after_sync": "job: payloads are synced, the loop is not notified",
     "journal.partly": "loop: a batch larger than a file is partly on disk",

@@ -29,6 +29,7 @@ from segments.api import (
     ReadRefused,
     SegmentLimits,
     Slices,
+    StoredEntry,
     Unavailable,
 )
 from segments.format.block import (
@@ -56,7 +57,7 @@ from segments.format.names import sequence_of
 from segments.io.fs import is_passing
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
-from segments.log.placement import Layout, Payload, Placement
+from segments.log.placement import ROUNDS_OF_LARGE, Layout, Payload, Placement
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, Cursor, Sealed, SegmentInfo
 from segments.log.tail_cache import Chunk, Tail, TailCache
@@ -502,8 +503,41 @@ class DiskLog:
             self.truncate(first, batch)
         if place_bytes_min and (layout := self._layout(entries, place_bytes_min, limits)):
             self._stage_placed(entries, batch, layout)
+            self._forget_ahead()
             return
         self._stage(entries, batch)
+        self._forget_ahead()
+
+    def write_ahead(self, data: Buffer, timestamp: int, limits: SegmentLimits) -> Payload | None:
+        """Begin to write the payload of the next entry to its place; return what is to be written.
+
+        None if there is no room for it, or another one is being written.
+        """
+        self.placement.rounds_kept = ROUNDS_OF_LARGE
+        view = large_payload(data)
+        if self.placement.is_writing_ahead or view.obj is not memoryview(data).obj:
+            return None
+        term = self.terms.terms[-1]
+        entry = StoredEntry(term, self.last + 1, 0, data, self.offset, 0, timestamp)
+        layout = self._layout([entry], 1, limits)
+        if layout is None:
+            return None
+        return self.placement.write_ahead(
+            data, view, layout, self.segments[-1], self.files, is_read=self.is_read
+        )
+
+    def _view_of(self, data: Buffer) -> memoryview:
+        """Return the view of a large payload that the tail holds."""
+        ahead = self.placement.ahead
+        return ahead.view if ahead is not None and ahead.data is data else large_payload(data)
+
+    def _forget_ahead(self) -> None:
+        """Forget what was written ahead, so that its memory is not kept: it was used, or is not.
+
+        What is still being written keeps others from its place.
+        """
+        if not self.placement.is_writing_ahead:
+            self.placement.ahead = None
 
     def _layout(
         self, entries: Sequence[EntryLike], bytes_min: int, limits: SegmentLimits | None
@@ -525,6 +559,8 @@ class DiskLog:
         placement.wishes += 1
         if not placement.rooms or placement.rewind_token or self.has_scrap:
             return None
+        if placement.is_writing_ahead:
+            return None
         newest = placement.begun[-1] if placement.begun else self.segments[-1]
         is_due = newest.first_index <= self.roll_above
         roll_at = max(placement.index, self.roll_above) + 1 if is_due else 0
@@ -535,9 +571,10 @@ class DiskLog:
         placement, first, sequence = self.placement, entries[0].index, self.sequence
         self._stage(entries, Batch(batch.token))
         self.sequence = sequence
-        batch.payloads += placement.place(
+        payloads = placement.place(
             layout, self.tail, self.files, self.last, self.segments[-1], is_read=self.is_read
         )
+        batch.payloads += placement.without_ahead(payloads)
         batch.placed.append((self, self.generation, self.last))
         if placement.begun:
             # The records that gave the start of these segments may be truncated, and their file
@@ -627,7 +664,7 @@ class DiskLog:
                 if not held:
                     tail.discard_last()
                 if length >= large_bytes_min:
-                    chunk = tail.grow_large(large_payload(data), index)
+                    chunk = tail.grow_large(self._view_of(data), index)
                     capacity = 0  # the chunk takes nothing else
                 else:
                     chunk = tail.grow(FRAME_BYTES + length, index)

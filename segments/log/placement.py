@@ -14,16 +14,20 @@ A truncation takes back the positions of the entries it removes. Nothing is writ
 truncation is durable: after a crash before that, recovery would find other frames at the
 positions that the journal has for the old ones.
 
+A large entry may be written ahead, before it is appended: the bytes behind the first pages of its
+payload go where they will be placed. That is a hint. If the same memory is placed at the same
+position of the same open file later, these bytes are not written again; otherwise all are.
+
 Does not depend on the journal, threads, or the commit index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ids import Index
-from segments.api import Buffer, CorruptRecord, EntryLike, SegmentLimits
+from segments.api import CHANGING_BYTES, Buffer, CorruptRecord, EntryLike, SegmentLimits
 from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
 from segments.io.fs import File, is_unreadable, read_whole, uncache_steps, write_over
@@ -44,6 +48,9 @@ GAP_ENTRIES_MAX = 4096
 """Limits on the unplaced entries that go along with an append; above them, a flush comes first.
 They cover what accumulates during one flush. With lower limits a log would never start placing,
 because its appends during the flush are not placed."""
+ROUNDS_OF_LARGE = 6
+"""Rounds of checkpoints for which a log keeps its room after a large entry: at ten seconds each,
+one a minute finds room."""
 _PAGE_BYTES = 4096
 
 
@@ -78,13 +85,17 @@ class Payload:
     def bytes(self) -> int:
         return sum(map(len, self.buffers))
 
+    @property
+    def end(self) -> int:
+        return self.position + self.bytes
+
     def write(self, *, durable: bool = True) -> None:
         """Write the frames, and sync them if `durable`. Blocks.
 
         Raises OSError. After a refused write the whole payload may be written again; a failed sync
         is not such a refusal.
         """
-        start, end = self.position, self.position + self.bytes
+        start, end = self.position, self.end
         first, last = start - start % _PAGE_BYTES, end - end % _PAGE_BYTES
         # The first and last page are written partially. A page that the medium cannot read can only
         # be written as a whole. Data lost after the end does not matter: it was truncated or never
@@ -98,12 +109,39 @@ class Payload:
 
     def _part(self, start: int, stop: int) -> Buffer:
         """Return the bytes for [start, stop) of the file; fewer if the frames end before."""
-        parts: list[Buffer] = []
+        return b"".join(self.part(start, stop).buffers)
+
+    def position_of(self, view: Buffer) -> int:
+        """Return the position of one of the buffers in the file; -1 if it is none of them."""
         at = self.position
         for buffer in self.buffers:
-            parts.append(buffer[max(start - at, 0) : max(stop - at, 0)])
+            if buffer is view:
+                return at
             at += len(buffer)
-        return b"".join(parts)
+        return -1
+
+    def part(self, start: int, stop: int) -> Payload:
+        """Return what lies in [start, stop) of the file, without copying."""
+        found: list[Buffer] = []
+        at = self.position
+        for buffer in self.buffers:
+            if piece := buffer[max(start - at, 0) : max(stop - at, 0)]:
+                found.append(piece)
+            at += len(buffer)
+        return replace(self, position=max(start, self.position), buffers=found)
+
+    def steps(self, size: int) -> list[Payload]:
+        """Return the payload in parts that end where the file's position is a multiple of `size`.
+
+        `size` is a multiple of a page.
+        """
+        found: list[Payload] = []
+        at, end = self.position, self.end
+        while at < end:
+            stop = min(at - at % size + size, end)
+            found.append(self.part(at, stop))
+            at = stop
+        return found
 
     def _write_head(self, data: Buffer) -> None:
         """Write the part that shares its page with earlier data.
@@ -161,6 +199,23 @@ class Layout:
 
 
 @dataclass(slots=True)
+class Ahead:
+    """A payload that is written before its entry is appended."""
+
+    data: Buffer
+    """The entry's payload. Use: compared by identity. Invariant: its memory does not change, except
+    for the first `CHANGING_BYTES`."""
+    view: memoryview
+    """The same memory, as the tail will hold it."""
+    position: int
+    """Position of the payload in the file."""
+    rest: Payload
+    """The part that is written."""
+    is_durable: bool = False
+    """Invariant: True only if `rest` is on disk at its position in its file."""
+
+
+@dataclass(slots=True)
 class Placement:
     """Extent of a log's placed entries."""
 
@@ -185,16 +240,25 @@ class Placement:
     wishes: int = 0
     """Number of appends large enough to be placed. Use: a log without any during a round of
     checkpoints gives its room back."""
+    rounds_kept: int = 0
+    """Use: rounds of checkpoints for which room is kept without further wishes."""
     rewind_token: int = 0
     """Use: until that token is durable nothing is written after `index`; 0: it is.
     Invariant: not below the token of a truncation that has taken positions back."""
     rewinds: int = 0
     """Number of rewinds. Use: room made by a flush that began before one is not used."""
+    ahead: Ahead | None = None
+    """Use: bytes that need not be written again, once durable.
+    Invariant: while it is being written, nothing else is placed and no flush writes frames."""
 
     @property
     def is_settled(self) -> bool:
         """True if no payload and no truncation of placed entries is in progress."""
-        return self.index == self.durable and not self.rewind_token
+        return self.index == self.durable and not self.rewind_token and not self.is_writing_ahead
+
+    @property
+    def is_writing_ahead(self) -> bool:
+        return self.ahead is not None and not self.ahead.is_durable
 
     def lay_out(
         self, tail: Tail, limits: SegmentLimits, entries: Sequence[EntryLike], roll_at: int
@@ -277,6 +341,55 @@ class Placement:
         self.segment, self.position = layout.segment, layout.position
         self.first_timestamp = layout.first_timestamp
         return made
+
+    def write_ahead(
+        self,
+        data: Buffer,
+        view: memoryview,
+        layout: Layout,
+        info: SegmentInfo,
+        files: LogFiles,
+        *,
+        is_read: bool = True,
+    ) -> Payload | None:
+        """Begin to write a payload ahead, whose entry would end `layout`; return what to write.
+
+        `info` is the newest segment that a flush has begun. The first bytes are left out: they
+        share a page with the frame's header, and some change until the entry is appended.
+        """
+        assert self.ahead is None or self.ahead.is_durable, self.ahead
+        position = layout.position - len(view)
+        start = position + CHANGING_BYTES
+        start -= start % -_PAGE_BYTES
+        if start >= layout.position:
+            return None
+        file = self.rooms[layout.segment].file
+        whole = Payload(file, position, [view], files, info, Index(0), is_read)
+        self.ahead = Ahead(data, view, position, whole.part(start, layout.position))
+        return self.ahead.rest
+
+    def end_ahead(self, rest: Payload, *, is_durable: bool) -> None:
+        """Note that `rest` is durable, or that it is no longer being written."""
+        if self.ahead is not None and self.ahead.rest is rest:
+            self.ahead.is_durable = is_durable
+            if not is_durable:
+                self.ahead = None
+
+    def without_ahead(self, payloads: list[Payload]) -> list[Payload]:
+        """Return the payloads without the bytes that are durable already where they belong."""
+        ahead = self.ahead
+        if ahead is None:
+            return payloads
+        assert ahead.is_durable, ahead.position
+        found: list[Payload] = []
+        for payload in payloads:
+            at = payload.position_of(ahead.view)
+            if payload.file is ahead.rest.file and at == ahead.position:
+                before = payload.part(payload.position, ahead.rest.position)
+                found += [before, payload.part(ahead.rest.end, payload.end)]
+            else:
+                found.append(payload)
+        return [payload for payload in found if payload.buffers]
 
     def note_durable(self, last: Index) -> None:
         """Note that a payload up to entry `last` and the block that refers to it are durable.
