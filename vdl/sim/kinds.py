@@ -33,7 +33,7 @@ WORLD = (
     "raft_duplicates", "raft_delays", "turn_us", "sync_us", "drift_ppm", "segment_kib",
     "journal_kib", "checkpoint_kib", "command_entries", "min_in_sync", "idempotent_producers",
     "plain_producers", "readers", "sends_per_second", "records_max", "record_bytes_max",
-    "place_bytes", "fetch_sessions", "old_clients",
+    "place_bytes", "large_bytes", "fetch_sessions", "old_clients",
 )  # fmt: skip
 """Options that a world of a kind draws as a general world does."""
 FAULTS = (

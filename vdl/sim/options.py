@@ -69,6 +69,13 @@ COMPACTED = 0.5
 PLACING = 0.5
 PLACE_BYTES = (100, 4_000)
 """Range of the size from which appends are written to segments at once (chance: `PLACING`)."""
+LARGE = 0.6
+LARGE_BYTES = (100, 6_000)
+"""Range of the size of large entries where appends are placed (chance: `LARGE`)."""
+LARGE_RECORD_BYTES = (6_000, 16_000)
+"""Range of the size of the largest records then: the first pages are not written ahead."""
+LARGE_SEGMENT_KIB = 128
+"""Least size of segments then: an entry larger than a segment is not placed."""
 BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
 """Upper bounds on the overhead of a batch, and of a record beside its value, in bytes."""
 BY_EPOCHS = 0.3
@@ -237,6 +244,9 @@ class Options:
     """Members of a group whose coordinator assigns."""
     place_bytes: int = 0
     """Appends of at least this size are written to their segments at once; 0: none are."""
+    large_bytes: int = 0
+    """Entries of at least this size are not copied, and are written ahead where appends are placed;
+    0: none are."""
     command_entries: int = 10_000
     """Entries that the logs of commands keep behind a checkpoint."""
 
@@ -549,6 +559,13 @@ def draw(rng: Random) -> Options:
         world = rolled_back(world, rng)
     if world.servers > 1 and rng.random() < MISPLACED:
         world = replace(world, other_directories=fault(0.1, 0.5))
+    if rng.random() < LARGE and world.place_bytes:
+        world = replace(
+            world,
+            large_bytes=spread(*LARGE_BYTES),
+            record_bytes_max=spread(*LARGE_RECORD_BYTES),
+            segment_kib=max(world.segment_kib, LARGE_SEGMENT_KIB),
+        )
     return world
 
 

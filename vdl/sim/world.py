@@ -29,6 +29,7 @@ from ids import GroupId, ServerId
 from rpc.streams import PeerHandler
 from rpc.tls_context import LinkEncryption
 from segments.api import StoreOptions
+from segments.log.tail_cache import LARGE_BYTES_MIN
 from vdl.check import report
 from vdl.check.history import Mark, Op
 from vdl.check.history import Record as Seen
@@ -1286,5 +1287,7 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             checkpoint_entries=2_000,
             checkpoint_interval_ms=2_000,
             place_bytes_min=options.place_bytes,
+            large_bytes_min=options.large_bytes or LARGE_BYTES_MIN,
+            write_ahead=options.large_bytes > 0,
         ),
     )

@@ -1,7 +1,8 @@
 """Appends to one partition: sequence checks, held batches, waiters, acknowledgement.
 
 A batch is appended at once, or held in order of arrival while it cannot be appended: the leader has
-not applied an entry of its own term, transfers its leadership, or has no room. Once appended, it
+not applied an entry of its own term, transfers its leadership, has no room, or writes a large batch
+ahead. Once appended, it
 waits for its entry. It is acknowledged only when the commit index has reached the entry, and as
 many voters as the topic requires (`min.insync.replicas`) hold it durably. When leadership ends, all
 batches are answered at once; "never appended" only if that is certain.
@@ -195,10 +196,14 @@ class Appending:
         uncommitted = group.node.raft.uncommitted_bytes
         if uncommitted and uncommitted + size > self._options.uncommitted_bytes_max:
             return False
+        if size >= group.ahead.bytes_min and group.ahead.is_held(append.batch):
+            return False
         is_large = size > LARGE_BATCH_BYTES
         if is_large and not self._large_room.may_append(size):
             append.done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
             return True
+        if size >= group.ahead.bytes_min and self._is_written_ahead(append):
+            return False
         entry = Entry(data=append.batch, records=header.count, timestamp=header.max_timestamp)
         try:
             group.propose(entry)
@@ -234,6 +239,16 @@ class Appending:
             self._measured, self._measured_ns = entry.index, self._measures.now_ns()
         if not group.dirty:
             self._outbox.mark_dirty(group)
+        return True
+
+    def _is_written_ahead(self, append: Append) -> bool:
+        """Begin to write a large batch ahead. Return False if that was done, or it is too small."""
+        group, size = self._stream.group, len(append.batch)
+        if not group.ahead.begin(append.batch, append.header.max_timestamp):
+            return False
+        if size > LARGE_BATCH_BYTES:
+            self._large_room.take(size)
+        self._outbox.mark_dirty(group)
         return True
 
     def _may_begin_late(self) -> bool:
@@ -302,12 +317,15 @@ class Appending:
         held, group = self.held, self._stream.group
         while held:
             first = held.popleft()  # the call may change the queue
+            batch = first.batch
             first.appended_ns = self._measures.now_ns()
             if not group.accepts_appends:
                 self._answer_without_room(first)
             elif not self._append(first):
                 held.appendleft(first)
                 return
+            if len(batch) >= group.ahead.bytes_min:
+                group.ahead.drop(batch)
 
     # --- acknowledgement ---------------------------------------------------------------------
     def committed(self, commit: Index) -> None:
@@ -387,6 +405,7 @@ class Appending:
         self.uncopied = []
         self._measured = NO_INDEX
         self._stream.group.awaits_copies = False
+        self._stream.group.ahead.forget()
         return held, waiters
 
     def expire(self, now_ns: int) -> None:
@@ -396,7 +415,10 @@ class Appending:
         """
         is_open = Appended(ErrorCode.REQUEST_TIMED_OUT)
         # `iter` keeps `end_all` from searching the queue for an answer.
-        end_all(iter(take_late(self.held, now_ns)), is_open)
+        late = take_late(self.held, now_ns)
+        for append in late:
+            self._stream.group.ahead.drop(append.batch)
+        end_all(iter(late), is_open)
         self._transactions.expire(now_ns)
         for waiter in [one for one in self.waiters if one.deadline_ns <= now_ns]:
             # It stays in the queue to keep the order of the others; its result is discarded.

@@ -57,6 +57,7 @@ from vdl.logstream.group.snapshots import (
 )
 from vdl.logstream.group.state_encoding import AppliedState, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
+from vdl.logstream.group.write_ahead import WriteAhead
 from vdl.logstream.options import COMMANDS_BYTES, HostOptions
 
 APPLIED_BYTES_MAX = 256 << 10
@@ -104,6 +105,7 @@ class Group:
         "_stored_for",
         "_tick",
         "adding",
+        "ahead",
         "applied",
         "apply_stalled",
         "awaits_copies",
@@ -203,6 +205,7 @@ class Group:
         )
         self.campaigning = Campaigning(self.node, server.options, rng)
         self.feeding = Feeding(self.node, log, server.store, server.throttle)
+        self.ahead = WriteAhead(server.store, log, self.node)
         self._is_linked, self._full = server.is_linked, server.full
         self.dirty = False
         self._tick = server.tick
@@ -458,6 +461,8 @@ class Group:
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
+        if self.ahead.is_writing:
+            self.ahead.go_on(partial(outbox.mark_dirty, self))
 
     def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:
         store = self.store
@@ -700,6 +705,7 @@ class Group:
         """Stop encoding, loading and feeding peers: the replica is taken out of service."""
         self._state.encoding = self._state.loading = None
         self.feeding.stop()
+        self.ahead.stop()
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:

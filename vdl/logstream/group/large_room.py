@@ -66,7 +66,8 @@ class LargeRoom:
         if found is None:
             return False
         group, turn = found
-        is_held = turn == self._stats.turns or group.log.large_bytes > 0
+        is_staged = turn == self._stats.turns or group.log.large_bytes > 0
+        is_held = is_staged or group.ahead.is_writing
         return is_held and server_of(group.node.lead) == server_id
 
     def _is_within(self, size: int, bytes_max: int) -> bool:

@@ -16,11 +16,15 @@ leader sends again at each heartbeat. The commit index is still taken. Only entr
 the own disk count: uncommitted entries wait for other servers, and two servers could wait for each
 other for ever. Those are bounded at their source: a leader holds its producers back.
 
+An append with a large entry waits until that is written ahead (`group/write_ahead.py`), and later
+appends of its leader behind it.
+
 Does not depend on frames, or on the content of messages beyond their type.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from ids import NO_INDEX, GroupId, Index, ServerId
@@ -169,11 +173,15 @@ class Inbox:
         if self._dissent.refused and self._dissent.refuses(group, message, server_id):
             stats.messages_dropped += 1
             return
+        if type(message) is MsgApp and group.ahead.held and group.ahead.holds(message):
+            return
         if type(message) is MsgApp and message.entries:
             if self._store.accepts_appends:
                 taken = self._taken_of(message, group)
                 if taken:
                     message.entries = taken
+                    if len(taken) == 1 and self._is_held(message, group, server_id):
+                        return
                 else:
                     message = self._without_entries(message, group)
             else:
@@ -185,6 +193,39 @@ class Inbox:
         elif type(message) is MsgSnap and not self._may_take(message, group):
             stats.messages_dropped += 1
             return
+        self._step(group, message, server_id, tick)
+
+    def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
+        """Hold a leader's append until its large entry is written ahead; return False if it isn't.
+
+        It was admitted.
+        """
+        ahead = group.ahead
+        if len(message.entries[0].data) < ahead.bytes_min or not ahead.holds(message):
+            return False
+        ahead.on_release = partial(self._release, group, server_id)
+        self._state.outbox.mark_dirty(group)
+        return True
+
+    def _release(self, group: Group, server_id: ServerId) -> None:
+        """Step the appends of a leader that its follower has held, in order."""
+        held = group.ahead.take_held()
+        if self._groups.get(group.group_id) is not group:
+            return
+        tick = self._state.loop_time.tick()
+        if self._store.accepts_appends:
+            first = held.popleft()  # admitted when it came
+            size = len(first.entries[0].data)
+            if size > LARGE_BATCH_BYTES:
+                self._state.large_room.take(size)
+            self._step(group, first, server_id, tick)
+        group.ahead.forget()
+        for message in held:
+            self.step(group.group_id, message, server_id, tick)
+
+    def _step(self, group: Group, message: PeerMessage, server_id: ServerId, tick: int) -> None:
+        """Step a message that was admitted into its group."""
+        group_id, stats = group.group_id, self._stats
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
