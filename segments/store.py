@@ -67,6 +67,7 @@ from segments.journal.ahead import AheadWriter
 from segments.journal.allocation import Room
 from segments.journal.writer import Journal, WriterState
 from segments.log.log import Batch, DiskLog
+from segments.log.placement import Payload, Placement
 from segments.log.reader import Reader
 from segments.log.repair import Repair
 from segments.log.scrubber import Scrubber
@@ -82,6 +83,10 @@ from segments.recovery.tail import CARRIED
 
 AHEAD_KEPT_MS = 2_000
 """Time after which a payload that was written ahead, and not appended, is forgotten."""
+
+
+ROOM_LOOK_MS, ROOM_LOOKS = 100, 50
+"""Interval and number of looks for room that the flush of an earlier large entry makes."""
 
 
 class Life(Enum):
@@ -147,6 +152,8 @@ class DiskStore:
         self._queue = journal.queue
         self._allocation = journal.allocation
         self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
+        self._awaiting_room_bytes = 0
+        """Bytes of payloads that are written ahead once they have room."""
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -296,7 +303,7 @@ class DiskStore:
 
     @property
     def large_bytes(self) -> int:
-        return self._cache.large_bytes + self._ahead.bytes
+        return self._cache.large_bytes + self._ahead.bytes + self._awaiting_room_bytes
 
     @property
     def ahead_bytes_min(self) -> int:
@@ -407,21 +414,37 @@ class DiskStore:
         self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
+        self._write_ahead(log, data, timestamp, done, ROOM_LOOKS)
+
+    def _write_ahead(
+        self, log: DiskLog, data: Buffer, timestamp: int, done: Callable[[], None], looks: int
+    ) -> None:
+        """Begin to write the payload; if it has no room yet, look again up to `looks` times."""
         is_possible = self._life is Life.OPEN and not (self.disk_full or log.deleted)
         rest = log.write_ahead(data, timestamp, self._limits) if is_possible else None
-        if rest is None:
+        if rest is not None:
+            self._ahead.write(rest, partial(self._written_ahead, log.placement, rest, done))
+        elif is_possible and looks and log.large_bytes:
+            # A flush of the large entry before this one makes room.
+            self._awaiting_room_bytes += len(data)
+
+            def look() -> None:
+                self._awaiting_room_bytes -= len(data)
+                self._write_ahead(log, data, timestamp, done, looks - 1)
+
+            self.workers.call_later(ROOM_LOOK_MS, look)
+        else:
             self.workers.call_later(0, done)
-            return
-        placement = log.placement  # a reset replaces it
 
-        def ended(is_durable: bool) -> None:
-            self._journal.stats.payload_bytes += rest.bytes
-            placement.end_ahead(rest, is_durable=is_durable)
-            forget = partial(placement.end_ahead, rest, is_durable=False)
-            self.workers.call_later(AHEAD_KEPT_MS, forget)  # with its memory
-            done()
-
-        self._ahead.write(rest, ended)
+    def _written_ahead(
+        self, placement: Placement, rest: Payload, done: Callable[[], None], is_durable: bool
+    ) -> None:
+        """Note the end of a payload of a log that had this placement; a reset replaces it."""
+        self._journal.stats.payload_bytes += rest.bytes
+        placement.end_ahead(rest, is_durable=is_durable)
+        forget = partial(placement.end_ahead, rest, is_durable=False)
+        self.workers.call_later(AHEAD_KEPT_MS, forget)  # with its memory
+        done()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:
         assert isinstance(log, DiskLog), type(log)

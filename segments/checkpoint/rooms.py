@@ -85,9 +85,8 @@ class Rooms:
         may follow.
         """
         placement = log.placement
-        is_wanted, placement.is_wanted = placement.is_wanted, False
-        if not is_wanted and placement.rounds_kept and not is_full:
-            return 0
+        is_wanted = placement.is_wanted or placement.rounds_kept > 0
+        placement.is_wanted = False
         was_held = self._held.pop(log.id, None)
         if not is_wanted or is_full:
             if was_held is not None:

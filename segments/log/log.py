@@ -503,10 +503,10 @@ class DiskLog:
             self.truncate(first, batch)
         if place_bytes_min and (layout := self._layout(entries, place_bytes_min, limits)):
             self._stage_placed(entries, batch, layout)
+        else:
+            self._stage(entries, batch)
+        if self.placement.ahead is not None:
             self._forget_ahead()
-            return
-        self._stage(entries, batch)
-        self._forget_ahead()
 
     def write_ahead(self, data: Buffer, timestamp: int, limits: SegmentLimits) -> Payload | None:
         """Begin to write the payload of the next entry to its place; return what is to be written.

@@ -254,7 +254,8 @@ class Placement:
     @property
     def is_settled(self) -> bool:
         """True if no payload and no truncation of placed entries is in progress."""
-        return self.index == self.durable and not self.rewind_token and not self.is_writing_ahead
+        is_settled = self.index == self.durable and not self.rewind_token
+        return is_settled and (self.ahead is None or self.ahead.is_durable)
 
     @property
     def is_writing_ahead(self) -> bool:

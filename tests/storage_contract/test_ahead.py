@@ -236,6 +236,33 @@ def test_nothing_is_written_ahead_without_room_or_on_a_full_disk(engine):
     assert log.placement.rooms
 
 
+def test_payload_waits_for_room_that_a_flush_makes(engine):
+    """A large entry of its log is being flushed. Else, or if it takes long, it is done without."""
+    log, store = engine.log, engine.store
+    store._checkpoints.rooms.give_up_all()
+    (first,) = Writer(log).entries(1, size=SIZE)
+    append(engine, first)
+    entry, ended = begin(engine)
+    engine.workers.advance(300)
+    assert not ended
+    assert store.large_bytes == 2 * SIZE + 48
+    store.set_hard_state(log, HardState(9, 0, log.last_index))
+    engine.submit()
+    engine.workers.advance(1_000)
+    assert (ended, store.large_bytes) == ([True], 0)
+    assert append(engine, entry) < 8192
+    settle(engine)
+    store._checkpoints.rooms.give_up_all()
+    append(engine, *Writer(log).entries(1, size=SIZE))
+    entry, ended = begin(engine)
+    engine.workers.advance(4_800)
+    assert not ended
+    engine.workers.advance(400)
+    assert ended == [True]
+    append(engine, entry)
+    check_after_power_cut(engine, entry)
+
+
 def test_refused_step_ends_it_and_a_failed_sync_ends_the_store(engine, monkeypatch):
     """Blocks go on while memory or descriptors are short. A failed sync proves nothing any more."""
     entry, ended = begin(engine)

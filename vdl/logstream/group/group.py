@@ -461,7 +461,7 @@ class Group:
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
-        if self.ahead.is_writing:
+        if self.ahead.wanted is not None:
             self.ahead.go_on(partial(outbox.mark_dirty, self))
 
     def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:

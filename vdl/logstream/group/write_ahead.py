@@ -31,8 +31,8 @@ class WriteAhead:
     """The payload that one group writes ahead, and the appends that wait for it."""
 
     __slots__ = (
-        "_is_forgotten", "_log", "_node", "_store", "_wake", "_wanted", "_writing", "_written",
-        "bytes_min", "held", "on_release",
+        "_is_forgotten", "_log", "_node", "_store", "_wake", "_writing", "_written",
+        "bytes_min", "held", "on_release", "wanted",
     )  # fmt: skip
 
     def __init__(self, store: storage.Store, log: storage.Log, node: RawNode) -> None:
@@ -42,7 +42,7 @@ class WriteAhead:
         self._wake: Callable[[], None] | None = None
         """Has the group pumped."""
         self.bytes_min = store.ahead_bytes_min
-        self._wanted: tuple[storage.Buffer, int] | None = None
+        self.wanted: tuple[storage.Buffer, int] | None = None
         """Payload and timestamp to be written ahead once everything before it is staged."""
         self._writing: storage.Buffer | None = None
         self._is_forgotten = False
@@ -58,11 +58,11 @@ class WriteAhead:
     @property
     def is_writing(self) -> bool:
         """True if a payload is wanted or being written."""
-        return self._wanted is not None or self._writing is not None
+        return self.wanted is not None or self._writing is not None
 
     def is_held(self, data: storage.Buffer) -> bool:
         """Return True if this payload is wanted or being written."""
-        return self._writing is data or (self._wanted is not None and self._wanted[0] is data)
+        return self._writing is data or (self.wanted is not None and self.wanted[0] is data)
 
     def begin(self, data: storage.Buffer, timestamp: int) -> bool:
         """Return True if the payload is to wait; the caller then has the group pumped.
@@ -71,7 +71,7 @@ class WriteAhead:
         """
         if len(data) < self.bytes_min or self._written is data:
             return False
-        self._wanted, self._written = (data, timestamp), None
+        self.wanted, self._written = (data, timestamp), None
         return True
 
     def go_on(self, wake: Callable[[], None]) -> None:
@@ -79,18 +79,18 @@ class WriteAhead:
 
         `wake` has the group pumped when that is done.
         """
-        if self._wanted is None or self._writing is not None:
+        if self.wanted is None or self._writing is not None:
             return
         if self._log.last_index != self._node.raft.log.last_index:
             return  # the next pump stages it
         self._wake, self._is_forgotten = wake, False
-        (self._writing, timestamp), self._wanted = self._wanted, None
+        (self._writing, timestamp), self.wanted = self.wanted, None
         self._store.write_ahead(self._log, self._writing, timestamp=timestamp, done=self._ended)
 
     def _ended(self) -> None:
-        is_used = self._wanted is None and not self._is_forgotten
+        is_used = self.wanted is None and not self._is_forgotten
         self._writing, self._written = None, self._writing if is_used else None
-        if self._wanted is None and self.on_release is not None:
+        if self.wanted is None and self.on_release is not None:
             self.on_release()
         if self._wake is not None:
             self._wake()
@@ -98,7 +98,7 @@ class WriteAhead:
     def forget(self) -> None:
         """Forget what a leader wanted or wrote, so that its memory is not kept."""
         if not self.held:
-            self._wanted = self._written = None
+            self.wanted = self._written = None
             self._is_forgotten = True
 
     def drop(self, data: storage.Buffer) -> None:

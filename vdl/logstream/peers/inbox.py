@@ -152,14 +152,19 @@ class Inbox:
         self._flushable_bytes = -1
         """Flushable bytes as of turn `_taken_turn`; -1: not looked up."""
 
-    def step(self, group_id: GroupId, message: PeerMessage, server_id: ServerId, tick: int) -> None:
+    def step(
+        self,
+        group_id: GroupId,
+        message: PeerMessage,
+        server_id: ServerId,
+        tick: int,
+        *,
+        is_admitted: bool = False,
+    ) -> None:
         """Step a message into its group, keep it, or drop it."""
         stats = self._stats
         stats.messages_in += 1
-        if type(message) not in SENT_BY_HOSTS:
-            stats.messages_dropped += 1
-            return
-        if message.from_ >> SERVER_SHIFT != server_id:
+        if type(message) not in SENT_BY_HOSTS or message.from_ >> SERVER_SHIFT != server_id:
             stats.messages_dropped += 1
             return
         group = self._groups.get(group_id)
@@ -167,15 +172,17 @@ class Inbox:
             self._dissent.lost(group_id, message, server_id)
             self._keep_early(group_id, message)
             return
-        if message.to != group.replica_id:
+        dissent = self._dissent
+        if message.to != group.replica_id or (
+            dissent.refused and dissent.refuses(group, message, server_id)
+        ):
             stats.messages_dropped += 1
             return
-        if self._dissent.refused and self._dissent.refuses(group, message, server_id):
-            stats.messages_dropped += 1
+        if is_admitted:
+            pass
+        elif type(message) is MsgApp and group.ahead.held and group.ahead.holds(message):
             return
-        if type(message) is MsgApp and group.ahead.held and group.ahead.holds(message):
-            return
-        if type(message) is MsgApp and message.entries:
+        elif type(message) is MsgApp and message.entries:
             if self._store.accepts_appends:
                 taken = self._taken_of(message, group)
                 if taken:
@@ -184,48 +191,12 @@ class Inbox:
                         return
                 else:
                     message = self._without_entries(message, group)
-            else:
-                self._status.look()  # its leader sends more until it receives the status
-                message.entries = self._fitting(message, group)
-                if not message.entries:
-                    stats.messages_dropped += 1
-                    return
+            elif not self._fits_full_disk(message, group):
+                stats.messages_dropped += 1
+                return
         elif type(message) is MsgSnap and not self._may_take(message, group):
             stats.messages_dropped += 1
             return
-        self._step(group, message, server_id, tick)
-
-    def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
-        """Hold a leader's append until its large entry is written ahead; return False if it isn't.
-
-        It was admitted.
-        """
-        ahead = group.ahead
-        if len(message.entries[0].data) < ahead.bytes_min or not ahead.holds(message):
-            return False
-        ahead.on_release = partial(self._release, group, server_id)
-        self._state.outbox.mark_dirty(group)
-        return True
-
-    def _release(self, group: Group, server_id: ServerId) -> None:
-        """Step the appends of a leader that its follower has held, in order."""
-        held = group.ahead.take_held()
-        if self._groups.get(group.group_id) is not group:
-            return
-        tick = self._state.loop_time.tick()
-        if self._store.accepts_appends:
-            first = held.popleft()  # admitted when it came
-            size = len(first.entries[0].data)
-            if size > LARGE_BATCH_BYTES:
-                self._state.large_room.take(size)
-            self._step(group, first, server_id, tick)
-        group.ahead.forget()
-        for message in held:
-            self.step(group.group_id, message, server_id, tick)
-
-    def _step(self, group: Group, message: PeerMessage, server_id: ServerId, tick: int) -> None:
-        """Step a message that was admitted into its group."""
-        group_id, stats = group.group_id, self._stats
         if tick > group.last_tick:
             group.catch_up(tick)
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
@@ -250,6 +221,34 @@ class Inbox:
             if group_id in self._state.dissenting:
                 self._dissent.followed(group_id, message)
         self._commits.stepped(group)
+
+    def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
+        """Hold an admitted append until its large entry is written ahead.
+
+        Return False if it is to be stepped.
+        """
+        ahead = group.ahead
+        if len(message.entries[0].data) < ahead.bytes_min or not ahead.holds(message):
+            return False
+        ahead.on_release = partial(self._release, group, server_id)
+        self._state.outbox.mark_dirty(group)
+        return True
+
+    def _release(self, group: Group, server_id: ServerId) -> None:
+        """Step the appends of a leader that its follower has held, in order."""
+        held = group.ahead.take_held()
+        if self._groups.get(group.group_id) is not group:
+            return
+        tick = self._state.loop_time.tick()
+        if self._store.accepts_appends:
+            first = held.popleft()  # admitted when it came
+            size = len(first.entries[0].data)
+            if size > LARGE_BATCH_BYTES:
+                self._state.large_room.take(size)
+            self.step(group.group_id, first, server_id, tick, is_admitted=True)
+        group.ahead.forget()
+        for message in held:
+            self.step(group.group_id, message, server_id, tick)
 
     def begin(self, group: Group, tick: int) -> None:
         """Step the early messages of a group that starts to run."""
@@ -338,6 +337,12 @@ class Inbox:
         is_known = log.matches(index=message.index, term=message.log_term)
         commit = min(message.commit, message.index) if is_known else NO_INDEX
         return MsgCommit(message.to, message.from_, message.term, commit)
+
+    def _fits_full_disk(self, message: MsgApp, group: Group) -> bool:
+        """Leave the message the entries that a full disk takes. Return False if there are none."""
+        self._status.look()  # its leader sends more until it receives the status
+        message.entries = self._fitting(message, group)
+        return bool(message.entries)
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
         """Return the first entries of the message that a full disk takes.
