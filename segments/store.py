@@ -424,7 +424,7 @@ class DiskStore:
         rest = log.write_ahead(data, timestamp, self._limits) if is_possible else None
         if rest is not None:
             self._ahead.write(rest, partial(self._written_ahead, log.placement, rest, done))
-        elif is_possible and looks and log.large_bytes:
+        elif is_possible and looks and self._checkpoints.awaits_large(log):
             # A flush of the large entry before this one makes room.
             self._awaiting_room_bytes += len(data)
 

@@ -337,13 +337,22 @@ class CheckpointScheduler:
 
     def _has_large_to_flush(self) -> bool:
         """Return True if a segment can take a large entry, which then leaves memory."""
-        bytes_min = max(self._options.large_bytes_min, self._flush_bytes_min)
+        bytes_min = self._large_bytes_min
         return any(
             chunk.payload is not None and log.flushed_index < chunk.first <= log.flush_last
             for log in self.dirty.values()
             if log.unflushed >= bytes_min and _can_flush(log)
             for chunk in log.tail.chunks
         )
+
+    @property
+    def _large_bytes_min(self) -> int:
+        """Least size of a tail that is flushed at once for a large entry in it."""
+        return max(self._options.large_bytes_min, self._flush_bytes_min)
+
+    def awaits_large(self, log: DiskLog) -> bool:
+        """Return True if a large entry of the log is due to be flushed once it is committed."""
+        return log.unflushed >= self._large_bytes_min and log.large_bytes > 0
 
     def begin_for_waiters(self) -> None:
         """Begin a checkpoint for waiting callers, now that the files are free again."""
