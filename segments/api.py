@@ -524,8 +524,8 @@ class Store(Protocol):
     def large_bytes(self) -> int:
         """Bytes of large entries that no segment holds yet.
 
-        Includes payloads that are being written ahead. While this is not 0, senders of further
-        large entries should be delayed.
+        While this is not 0, senders of further large entries should be delayed. What is written
+        ahead counts once it is appended, before that its owner counts it.
         """
 
     @property
@@ -545,11 +545,14 @@ class Store(Protocol):
 
     @property
     def file_work(self) -> int:
-        """0 if no checkpoint or removal runs and nothing is written ahead.
+        """0 if neither a checkpoint nor a removal runs; else a number that changes with each step.
 
-        Else a number that changes with each step. A number that stays the same for long indicates a
-        disk that hangs.
+        A number that stays the same for long indicates a disk that hangs.
         """
+
+    @property
+    def ahead_work(self) -> int:
+        """0 if nothing is being written ahead; else a number like `file_work`."""
 
     @property
     def disk_full(self) -> bool:
@@ -673,14 +676,22 @@ class Store(Protocol):
         """
 
     def write_ahead(
-        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+        self,
+        log: Log,
+        data: Buffer,
+        *,
+        timestamp: int,
+        is_wanted: Callable[[], bool],
+        done: Callable[[], None],
     ) -> None:
         """Write the payload of a large entry to its place before the entry is appended.
 
         It should be the log's next entry, and `data` the same object then; its memory must not
         change, except for its first `CHANGING_BYTES`. This is a hint: an append never depends on
-        it, only takes longer without it. `done` is called on a later turn of the loop, also if
-        nothing could be written, unless the store closes. One payload a log at a time.
+        it, only takes longer without it. No step begins once `is_wanted` returns False. `done` is
+        called on a later turn of the loop, also if nothing could be written, unless the store
+        closes. One payload a log at a time. A durable one that is not appended stays in memory for
+        up to two seconds.
         """
 
     def set_hard_state(self, log: Log, state: HardState) -> None:

@@ -386,6 +386,10 @@ class MemoryStore:
         return NEVER_AHEAD
 
     @property
+    def ahead_work(self) -> int:
+        return 0
+
+    @property
     def flushable_bytes(self) -> int:
         return 0
 
@@ -523,7 +527,13 @@ class MemoryStore:
         self._stage(state.log_id, lambda durable: durable.append(stored))
 
     def write_ahead(
-        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+        self,
+        log: Log,
+        data: Buffer,
+        *,
+        timestamp: int,
+        is_wanted: Callable[[], bool],
+        done: Callable[[], None],
     ) -> None:
         self.workers.call_later(0, done)
 

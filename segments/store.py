@@ -152,8 +152,6 @@ class DiskStore:
         self._queue = journal.queue
         self._allocation = journal.allocation
         self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
-        self._awaiting_room_bytes = 0
-        """Bytes of payloads that are written ahead once they have room."""
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -303,7 +301,7 @@ class DiskStore:
 
     @property
     def large_bytes(self) -> int:
-        return self._cache.large_bytes + self._ahead.bytes + self._awaiting_room_bytes
+        return self._cache.large_bytes
 
     @property
     def ahead_bytes_min(self) -> int:
@@ -320,10 +318,13 @@ class DiskStore:
 
     @property
     def file_work(self) -> int:
-        is_running = self._checkpoints.is_running or self._removals.is_running
-        if not (is_running or self._ahead.is_writing):
+        if not (self._checkpoints.is_running or self._removals.is_running):
             return 0
-        return 1 + self._checkpoints.pulse.beats + self._removals.begun + self._ahead.steps
+        return 1 + self._checkpoints.pulse.beats + self._removals.begun
+
+    @property
+    def ahead_work(self) -> int:
+        return 1 + self._ahead.steps if self._ahead.is_writing else 0
 
     @property
     def disk_full(self) -> bool:
@@ -411,28 +412,38 @@ class DiskStore:
         self._checkpoints.arm()
 
     def write_ahead(
-        self, log: Log, data: Buffer, *, timestamp: int, done: Callable[[], None]
+        self,
+        log: Log,
+        data: Buffer,
+        *,
+        timestamp: int,
+        is_wanted: Callable[[], bool],
+        done: Callable[[], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._write_ahead(log, data, timestamp, done, ROOM_LOOKS)
+        self._write_ahead(log, data, timestamp, is_wanted, done, ROOM_LOOKS)
 
     def _write_ahead(
-        self, log: DiskLog, data: Buffer, timestamp: int, done: Callable[[], None], looks: int
+        self,
+        log: DiskLog,
+        data: Buffer,
+        timestamp: int,
+        is_wanted: Callable[[], bool],
+        done: Callable[[], None],
+        looks: int,
     ) -> None:
         """Begin to write the payload; if it has no room yet, look again up to `looks` times."""
-        is_possible = self._life is Life.OPEN and not (self.disk_full or log.deleted)
+        is_possible = (
+            self._life is Life.OPEN and not (self.disk_full or log.deleted) and is_wanted()
+        )
         rest = log.write_ahead(data, timestamp, self._limits) if is_possible else None
         if rest is not None:
-            self._ahead.write(rest, partial(self._written_ahead, log.placement, rest, done))
+            ended = partial(self._written_ahead, log.placement, rest, done)
+            self._ahead.write(rest, is_wanted, ended)
         elif is_possible and looks and self._checkpoints.awaits_large(log):
             # A flush of the large entry before this one makes room.
-            self._awaiting_room_bytes += len(data)
-
-            def look() -> None:
-                self._awaiting_room_bytes -= len(data)
-                self._write_ahead(log, data, timestamp, done, looks - 1)
-
-            self.workers.call_later(ROOM_LOOK_MS, look)
+            again = partial(self._write_ahead, log, data, timestamp, is_wanted, done, looks - 1)
+            self.workers.call_later(ROOM_LOOK_MS, again)
         else:
             self.workers.call_later(0, done)
 

@@ -5,8 +5,9 @@ all logs wait. A large one is therefore written first, while blocks go on, in st
 wait for one step at most, because the medium has each step before the next begins. The payloads of
 blocks take turns with the steps, in the same thread. One payload is written at a time.
 
-A step that is refused for lack of memory or descriptors ends the payload, which is then written
-with its block. Any other failure is a failed sync: the space was allocated before.
+A payload that its owner no longer wants ends before its next step. A step that is refused for lack
+of memory or descriptors ends it, too; it is then written with its block. Any other failure is a
+failed sync: the space was allocated before.
 
 Does not depend on logs, or on what becomes of the entries.
 """
@@ -36,7 +37,9 @@ class AheadWriter:
     `failed` is called with the error when the disk can no longer be trusted.
     """
 
-    __slots__ = ("_failed", "_queue", "_step_bytes", "_workers", "bytes", "is_stopped", "steps")
+    __slots__ = (
+        "_failed", "_is_running", "_queue", "_step_bytes", "_workers", "is_stopped", "steps",
+    )  # fmt: skip
 
     def __init__(
         self, workers: Workers, large_bytes_min: int, failed: Callable[[BaseException], None]
@@ -44,10 +47,11 @@ class AheadWriter:
         self._workers = workers
         self._step_bytes = max(large_bytes_min // STEPS // _PAGE_BYTES, 1) * _PAGE_BYTES
         self._failed = failed
-        self._queue: deque[tuple[list[Payload], Payload, Ended]] = deque()
-        """(steps that are left, the payload, its callback); the first is being written."""
-        self.bytes = 0
-        """Bytes of all payloads in the queue."""
+        self._queue: deque[tuple[list[Payload], Payload, Callable[[], bool], Ended]] = deque()
+        """(steps that are left, the payload, is it wanted, its callback); the first is being
+        written."""
+        self._is_running = False
+        """True if a step of the first one is under way."""
         self.steps = 0
         """Number of steps that have ended."""
         self.is_stopped = False
@@ -55,37 +59,43 @@ class AheadWriter:
 
     @property
     def is_writing(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queue) and not self.is_stopped
 
-    def write(self, payload: Payload, ended: Ended) -> None:
+    def write(self, payload: Payload, is_wanted: Callable[[], bool], ended: Ended) -> None:
         """Write the payload and sync it; `ended` is called unless the writer is stopped."""
         steps = payload.steps(self._step_bytes)
         steps.reverse()
-        self._queue.append((steps, payload, ended))
-        self.bytes += payload.bytes
+        self._queue.append((steps, payload, is_wanted, ended))
         if len(self._queue) == 1:
             self._next()
 
     def _next(self) -> None:
-        if self._queue and not self.is_stopped:
-            steps, payload, _ = self._queue[0]
-            job = partial(_write_step, steps[-1], payload, is_last=len(steps) == 1)
-            self._workers.payload(job, self._step_ended)
+        while self._queue and not (self._is_running or self.is_stopped):
+            steps, payload, is_wanted, _ = self._queue[0]
+            if is_wanted():
+                self._is_running = True
+                job = partial(_write_step, steps[-1], payload, is_last=len(steps) == 1)
+                self._workers.payload(job, self._step_ended)
+            else:
+                self._end(is_durable=False)
+
+    def _end(self, *, is_durable: bool) -> None:
+        _, _, _, ended = self._queue.popleft()
+        ended(is_durable)  # may write another one
 
     def _step_ended(self, result: BaseException | None) -> None:
         if self.is_stopped:
             return
         self.steps += 1
+        self._is_running = False
         is_refusal = isinstance(result, BaseException) and is_refused(result)
         if isinstance(result, BaseException) and not is_refusal:
             self._failed(result)
             return
-        steps, payload, ended = self._queue[0]
+        steps = self._queue[0][0]
         steps.pop()
         if is_refusal or not steps:
-            self._queue.popleft()
-            self.bytes -= payload.bytes
-            ended(not is_refusal)
+            self._end(is_durable=not is_refusal)
         self._next()
 
 

@@ -299,7 +299,7 @@ class Host:
     @property
     def large_bytes(self) -> int:
         """Bytes of large batches here that are in no segment yet."""
-        return self.store.large_bytes
+        return self.state.large_room.bytes
 
     def silent_servers(self) -> set[ServerId]:
         """Return servers whose link was lost without a refused connection: they may be alive."""

@@ -148,7 +148,7 @@ class Periodic:
         if watch.is_hung(store.durable_token, now_ns, store.writing_bytes):
             self._state.log.note("disk_hung", disk="journal")
             self._transfers.make_room()
-        self._status.note_stalled(watch.is_stalled(store.file_work, now_ns))
+        self._status.note_stalled(watch.is_stalled((store.file_work, store.ahead_work), now_ns))
 
     def _expire(self, now_ns: int) -> None:
         """End requests past their deadline, in groups that had a turn since they were last idle."""

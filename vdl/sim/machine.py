@@ -645,7 +645,7 @@ class Machine:
         life = self.life
         if life is None or life.clock.paused or life.server.state is ServerState.STOPPED:
             return False
-        if life.store.file_work:
+        if life.store.file_work or life.store.ahead_work:
             return False
         logs = [
             log

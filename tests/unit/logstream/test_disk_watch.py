@@ -55,9 +55,9 @@ def test_steps_at_other_files_go_by_the_same_measure() -> None:
     for slow_ms, is_stalled in ((50, True), (2_000, False)):
         disk = Watched()
         disk.write(slow_ms)
-        assert not disk.watch.is_stalled(7, disk.now_ms * MS)
+        assert not disk.watch.is_stalled((7, 0), disk.now_ms * MS)
         later_ms = disk.now_ms + PATIENCE_MS + 500
-        assert disk.watch.is_stalled(7, later_ms * MS) is is_stalled
+        assert disk.watch.is_stalled((7, 0), later_ms * MS) is is_stalled
 
 
 def test_large_write_is_waited_for_as_long_as_it_may_take() -> None:
@@ -67,3 +67,14 @@ def test_large_write_is_waited_for_as_long_as_it_may_take() -> None:
         disk = Watched()
         assert not any(disk.write(50) for _ in range(100))
         assert disk.write(took_ms, size) is is_hung
+
+
+def test_work_that_goes_on_does_not_hide_a_step_that_hangs() -> None:
+    """A checkpoint goes on while a payload that is written ahead hangs."""
+    disk = Watched()
+    disk.write(50)
+    found = [
+        disk.watch.is_stalled((n, 7), (disk.now_ms + n * LOOK_MS) * MS)
+        for n in range(1, PATIENCE_MS // LOOK_MS + 10)
+    ]
+    assert (found[0], found[-1]) == (False, True)

@@ -12,6 +12,7 @@ as it does at `RATE_MIN`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from vdl.clock import MS
@@ -32,8 +33,7 @@ class DiskWatch:
     """
 
     __slots__ = (
-        "_owed", "_patience_ns", "_since_ns", "_staged", "_usual_ns", "_work", "_work_since_ns",
-        "_writing_bytes",
+        "_owed", "_patience_ns", "_since_ns", "_staged", "_usual_ns", "_works", "_writing_bytes",
     )  # fmt: skip
 
     def __init__(self, patience_ms: int, now_ns: int) -> None:
@@ -46,9 +46,8 @@ class DiskWatch:
         """Duration of recent writes; a long one counts for some time."""
         self._writing_bytes = 0
         """Bytes of the largest write since then."""
-        self._work = 0
-        """`Store.file_work` as it has been since `_work_since_ns`."""
-        self._work_since_ns = now_ns
+        self._works: dict[int, tuple[int, int]] = {}
+        """Each kind of work on other files, as (number, since when it has been that)."""
 
     def staged(self, token: int) -> None:
         """Note that the journal is to write up to `token` now."""
@@ -74,10 +73,16 @@ class DiskWatch:
         usual_ns = min(USUAL_TIMES * self._usual_ns, PATIENCE_TIMES * self._patience_ns)
         return max(self._patience_ns, usual_ns)
 
-    def is_stalled(self, work: int, now_ns: int) -> bool:
-        """Return True if one step of a checkpoint or a chore has taken longer than the limit."""
-        if not work or work != self._work:
-            self._work = work
-            self._work_since_ns = now_ns
-            return False
-        return now_ns - self._work_since_ns > self._limit_ns()
+    def is_stalled(self, works: Sequence[int], now_ns: int) -> bool:
+        """Return True if one step of any work has taken longer than the limit.
+
+        `works`: a number for each kind, which changes with each step; 0 if there is none.
+        """
+        is_any = False
+        for kind, work in enumerate(works):
+            known, since_ns = self._works.get(kind, (0, now_ns))
+            if not work or work != known:
+                self._works[kind] = work, now_ns
+            else:
+                is_any |= now_ns - since_ns > self._limit_ns()
+        return is_any

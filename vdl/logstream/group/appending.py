@@ -2,10 +2,9 @@
 
 A batch is appended at once, or held in order of arrival while it cannot be appended: the leader has
 not applied an entry of its own term, transfers its leadership, has no room, or writes a large batch
-ahead. Once appended, it
-waits for its entry. It is acknowledged only when the commit index has reached the entry, and as
-many voters as the topic requires (`min.insync.replicas`) hold it durably. When leadership ends, all
-batches are answered at once; "never appended" only if that is certain.
+ahead. Once appended, it waits for its entry. It is acknowledged only when the commit index has
+reached the entry, and as many voters as the topic requires (`min.insync.replicas`) hold it durably.
+When leadership ends, all batches are answered at once; "never appended" only if that is certain.
 
 Does not depend on readers, deletions or the wire format.
 """
@@ -199,7 +198,7 @@ class Appending:
         if size >= group.ahead.bytes_min and group.ahead.is_held(append.batch):
             return False
         is_large = size > LARGE_BATCH_BYTES
-        if is_large and not self._large_room.may_append(size):
+        if is_large and not self._large_room.may_append(append.batch, group.ahead):
             append.done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
             return True
         if size >= group.ahead.bytes_min and self._is_written_ahead(append):
@@ -243,11 +242,10 @@ class Appending:
 
     def _is_written_ahead(self, append: Append) -> bool:
         """Begin to write a large batch ahead. Return False if that was done, or it is too small."""
-        group, size = self._stream.group, len(append.batch)
+        group = self._stream.group
         if not group.ahead.begin(append.batch, append.header.max_timestamp):
             return False
-        if size > LARGE_BATCH_BYTES:
-            self._large_room.take(size)
+        self._large_room.note_ahead(group.ahead)
         self._outbox.mark_dirty(group)
         return True
 

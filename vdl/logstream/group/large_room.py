@@ -6,7 +6,8 @@ takes one at a time from each other server. Otherwise two servers that are full 
 they lead would wait for each other for ever.
 
 A staged batch that finds no space on the disk would block everything behind it, votes too. So the
-space is checked before, including what was taken in this turn and is not staged yet.
+space is checked before, including what was taken in this turn and is not staged yet. What is
+written ahead counts from then on until it is staged or dropped.
 
 Does not depend on messages or clients.
 """
@@ -17,6 +18,7 @@ import segments.api as storage
 from ids import ServerId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
+from vdl.logstream.group.write_ahead import WriteAhead
 from vdl.logstream.options import LARGE_LED_BYTES_MAX
 from vdl.logstream.stats import HostStats
 
@@ -28,7 +30,7 @@ takes."""
 class LargeRoom:
     """Admission of large batches on one server."""
 
-    __slots__ = ("_beyond", "_stats", "_store", "_taken_bytes", "_taken_turn")
+    __slots__ = ("_ahead", "_beyond", "_stats", "_store", "_taken_bytes", "_taken_turn")
 
     def __init__(self, store: storage.Store, stats: HostStats) -> None:
         self._store = store
@@ -38,17 +40,25 @@ class LargeRoom:
         self._taken_bytes = 0
         """Bytes taken since turn `_taken_turn`, which are not staged yet."""
         self._taken_turn = -1
+        self._ahead: list[WriteAhead] = []
+        """Groups that may have payloads written ahead."""
 
-    def may_append(self, size: int) -> bool:
-        """Return True if a leader here may append one more batch of `size` bytes."""
-        return self._is_within(size, LARGE_LED_BYTES_MAX) and self._fits_disk(size)
+    def may_append(self, batch: storage.Buffer, ahead: WriteAhead) -> bool:
+        """Return True if a leader here may append one more batch.
+
+        One that was written ahead has its room in memory.
+        """
+        size = len(batch)
+        if ahead.is_written(batch):
+            return self.fits_disk(0)
+        return self._is_within(size, LARGE_LED_BYTES_MAX) and self.fits_disk(size)
 
     def may_take(self, size: int, group: Group, server_id: ServerId) -> bool:
         """Return True if a follower may take one more batch of `size` bytes from a leading server.
 
         The caller must then take it.
         """
-        if not self._fits_disk(size):
+        if not self.fits_disk(size):
             return False
         if self._is_within(size, TAKEN_BYTES_MAX):
             return True
@@ -71,15 +81,36 @@ class LargeRoom:
         return is_held and server_of(group.node.lead) == server_id
 
     def _is_within(self, size: int, bytes_max: int) -> bool:
-        held = self._store.large_bytes + self._taken()
+        held = self.bytes + self._taken()
         return not held or held + size <= bytes_max
 
-    def _fits_disk(self, size: int) -> bool:
-        return self._store.has_room_for(self._taken() + size)
+    def fits_disk(self, size: int) -> bool:
+        """Return True if the disk has room for `size` more bytes than those that are counted."""
+        return self._store.has_room_for(self._ahead_bytes() + self._taken() + size)
 
     def take(self, size: int) -> None:
         """Count a batch of `size` bytes, which is staged at the end of the turn."""
         self._taken_bytes = self._taken() + size
+
+    def note_ahead(self, ahead: WriteAhead, taken: int = 0) -> None:
+        """Count what is written ahead there until it is staged or dropped.
+
+        `taken`: bytes of it that were counted in this turn.
+        """
+        if ahead not in self._ahead:
+            self._ahead.append(ahead)
+        self._taken_bytes = self._taken() - taken
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of large batches here that are in no segment yet, without those of this turn."""
+        return self._store.large_bytes + self._ahead_bytes()
+
+    def _ahead_bytes(self) -> int:
+        if not self._ahead:
+            return 0
+        self._ahead = [ahead for ahead in self._ahead if ahead.bytes]
+        return sum(ahead.bytes for ahead in self._ahead)
 
     def _taken(self) -> int:
         turns = self._stats.turns

@@ -16,8 +16,8 @@ leader sends again at each heartbeat. The commit index is still taken. Only entr
 the own disk count: uncommitted entries wait for other servers, and two servers could wait for each
 other for ever. Those are bounded at their source: a leader holds its producers back.
 
-An append with a large entry waits until that is written ahead (`group/write_ahead.py`), and later
-appends of its leader behind it.
+An append with a large entry waits until that is written ahead (`group/write_ahead.py`), and some
+later appends of its leader behind it; the others are dropped.
 
 Does not depend on frames, or on the content of messages beyond their type.
 """
@@ -178,22 +178,12 @@ class Inbox:
         ):
             stats.messages_dropped += 1
             return
-        if is_admitted:
-            pass
-        elif type(message) is MsgApp and group.ahead.held and group.ahead.holds(message):
-            return
-        elif type(message) is MsgApp and message.entries:
-            if self._store.accepts_appends:
-                taken = self._taken_of(message, group)
-                if taken:
-                    message.entries = taken
-                    if len(taken) == 1 and self._is_held(message, group, server_id):
-                        return
-                else:
-                    message = self._without_entries(message, group)
-            elif not self._fits_full_disk(message, group):
-                stats.messages_dropped += 1
-                return
+        if type(message) is MsgApp:
+            if not is_admitted and (message.entries or group.ahead.held):
+                admitted = self._admitted(message, group, server_id)
+                if admitted is None:
+                    return
+                message = admitted
         elif type(message) is MsgSnap and not self._may_take(message, group):
             stats.messages_dropped += 1
             return
@@ -222,14 +212,37 @@ class Inbox:
                 self._dissent.followed(group_id, message)
         self._commits.stepped(group)
 
+    def _admitted(self, message: MsgApp, group: Group, server_id: ServerId) -> PeerMessage | None:
+        """Return the part of an append to step now. None: it is held, or dropped."""
+        if group.ahead.keeps_back(message):
+            if not group.ahead.holds_behind(message):
+                self._stats.messages_dropped += 1
+            return None
+        if not message.entries:
+            return message
+        if not self._store.accepts_appends:
+            self._status.look()  # its leader sends more until it receives the status
+            message.entries = self._fitting(message, group)
+            if not message.entries:
+                self._stats.messages_dropped += 1
+                return None
+            return message
+        taken = self._taken_of(message, group)
+        if not taken:
+            return self._without_entries(message, group)
+        message.entries = taken
+        is_held = len(taken) == 1 and self._is_held(message, group, server_id)
+        return None if is_held else message
+
     def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
         """Hold an admitted append until its large entry is written ahead.
 
         Return False if it is to be stepped.
         """
-        ahead = group.ahead
-        if len(message.entries[0].data) < ahead.bytes_min or not ahead.holds(message):
+        ahead, size = group.ahead, len(message.entries[0].data)
+        if size < ahead.bytes_min or not ahead.holds(message):
             return False
+        self._state.large_room.note_ahead(ahead, size if size > LARGE_BATCH_BYTES else 0)
         ahead.on_release = partial(self._release, group, server_id)
         self._state.outbox.mark_dirty(group)
         return True
@@ -237,16 +250,20 @@ class Inbox:
     def _release(self, group: Group, server_id: ServerId) -> None:
         """Step the appends of a leader that its follower has held, in order."""
         held = group.ahead.take_held()
-        if self._groups.get(group.group_id) is not group:
-            return
-        tick = self._state.loop_time.tick()
-        if self._store.accepts_appends:
-            first = held.popleft()  # admitted when it came
-            size = len(first.entries[0].data)
-            if size > LARGE_BATCH_BYTES:
-                self._state.large_room.take(size)
-            self.step(group.group_id, first, server_id, tick, is_admitted=True)
         group.ahead.forget()
+        first = held.popleft()
+        size = len(first.entries[0].data)
+        large_room = self._state.large_room
+        is_large = size > LARGE_BATCH_BYTES
+        if self._groups.get(group.group_id) is not group or not (
+            self._store.accepts_appends and (not is_large or large_room.fits_disk(size))
+        ):
+            self._stats.messages_dropped += 1 + len(held)  # their leader sends them again
+            return
+        if is_large:
+            large_room.take(size)  # its room in memory was taken when it came
+        tick = self._state.loop_time.tick()
+        self.step(group.group_id, first, server_id, tick, is_admitted=True)
         for message in held:
             self.step(group.group_id, message, server_id, tick)
 
@@ -337,12 +354,6 @@ class Inbox:
         is_known = log.matches(index=message.index, term=message.log_term)
         commit = min(message.commit, message.index) if is_known else NO_INDEX
         return MsgCommit(message.to, message.from_, message.term, commit)
-
-    def _fits_full_disk(self, message: MsgApp, group: Group) -> bool:
-        """Leave the message the entries that a full disk takes. Return False if there are none."""
-        self._status.look()  # its leader sends more until it receives the status
-        message.entries = self._fitting(message, group)
-        return bool(message.entries)
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
         """Return the first entries of the message that a full disk takes.
