@@ -286,7 +286,8 @@ class SimDisk:
             for start, image in images:
                 inode.durable[start : min(start + len(image), size)] = image[: size - start]
             for start, end in runs:
-                inode.synced[start] = min(end, size)
+                # Not less than before: a sync that began earlier may end later.
+                inode.synced[start] = max(inode.synced.get(start, 0), min(end, size))
             for start, image in images:
                 self._report(inode, start, min(start + len(image), size))
             while len(inode.synced) > SYNCED_MAX:

@@ -350,6 +350,31 @@ def test_durable_bytes_are_reported_when_they_become_durable() -> None:
     assert durable == [b"two", b"one"]
 
 
+def test_frame_is_reported_as_a_whole_when_its_last_part_becomes_durable() -> None:
+    """A sync that began earlier may end later than one that covers more."""
+    disk, fs = a_disk(1)
+    durable = list[bytes]()
+    disk.on_durable = lambda image: durable.append(bytes(image))
+    file = fs.open("f", create=True)
+    file.truncate(11)
+    file.sync()
+
+    def write_and_sync(data: bytes, position: int) -> None:
+        file.pwrite([data], position)
+        file.sync()
+
+    jobs = [
+        disk.run_job(lambda: write_and_sync(b"two", 3))[1],
+        disk.run_job(lambda: write_and_sync(b"three", 6))[1],
+    ]
+    for steps in reversed(jobs):
+        for step in steps:
+            if step.harden is not None:
+                step.harden()
+    file.pwrite([b"one"], 0, durable=True)
+    assert durable[-1] == b"onetwothree"
+
+
 def test_refused_allocation_has_what_there_was_room_for() -> None:
     """As on a real file system, the caller has to truncate the file again."""
     disk, fs = a_disk(1)
