@@ -205,7 +205,7 @@ def test_what_a_follower_holds_counts_on_its_disk(
 def test_follower_whose_disk_filled_up_meanwhile_takes_the_append_later(
     cluster: Any, slow: SlowStores, free: dict[bytes, int]
 ) -> None:
-    """What is behind the large one is dropped with it."""
+    """It drops what is behind the large one, too."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id)
     cluster.run(500)
