@@ -485,17 +485,15 @@ class LogFiles(IndexFiles):
         """Describe a segment by its Idx, because its header and first frame are unreadable.
 
         Idx of entries [low, end), all of which count, are searched: the segment's first entry is
-        the one right after the header. None if there is no such entry.
+        the one right after the header. None if there is no such entry. Missing Idx are passed over:
+        a trim removes the oldest, and a power cut takes the newest.
         """
         stop = end
         while low < stop:
             middle = (low + stop) // 2
-            try:
-                is_after = sequence_of(self.idx(middle).segment) >= sequence_of(number)
-            except IndexDamaged:  # below the oldest entry there are none
-                is_after = False
-            if is_after:
-                stop = middle
+            known = self.good_before(low, middle + 1)
+            if known is not None and sequence_of(known[1].segment) >= sequence_of(number):
+                stop = known[0]
             else:
                 low = middle + 1
         try:

@@ -13,6 +13,7 @@ import pytest
 from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits, StoredEntry
 from segments.io.fs import SyncFailed, is_unreadable
 from segments.log import segment as segment_module
+from segments.log.index import IDX_BYTES, place
 from segments.log.index_files import IndexWriter
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, decode_segment_header
 from tests.storage_contract.test_scrap import OPTIONS, Engine
@@ -261,6 +262,30 @@ def test_store_opens_with_a_bad_first_page_in_every_segment(medium):
     engine.restart()
     assert [(s.number, s.first_index, s.base_offset) for s in engine.log.segments] == before
     assert read_all(engine) == []
+
+
+@pytest.mark.parametrize("missing", ["newest", "middle"])
+def test_store_opens_with_a_bad_first_page_and_without_idx_that_a_power_cut_took(medium, missing):
+    """The remaining Idx tell where the segment begins, and its frames what follows them."""
+    engine = build()
+    while engine.log.cursor.position < 3 * PAGE:
+        engine.put(10)
+        engine.flush(LIMITS)
+    number, end = engine.log.cursor.segment, engine.log.flushed_index + 1
+    expected = inside(engine, number, 0)
+    medium.spoil(engine, segment_path(engine, number), 0)
+    for first in range(expected[-1] + 1, end, 9):
+        stop = end if missing == "newest" else (first + end) // 2
+        for index in range(first, stop):
+            file_number, position = place(index, BOTH.index_segment_entries)
+            file = engine.fs.open(engine.log.files.index_path(file_number))
+            file.pwrite([bytes(IDX_BYTES)], position)
+        engine.restart()
+        assert not engine.log.lost, first
+        assert engine.log.last_index == end - 1
+        assert read_all(engine) == expected
+    assert_mended(engine, medium, at_once=1000)
+    assert medium.is_good
 
 
 def test_flush_into_a_bad_page_of_an_index(medium):
