@@ -77,7 +77,7 @@ from rpc.streams import (
     Timer,
 )
 from rpc.tls_stream import LinkSecurity
-from rpc.turn_share import TurnShare
+from rpc.turn_share import TurnPace, TurnShare
 
 _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
@@ -174,6 +174,7 @@ class _Connection:
 
     def _next_turn(self) -> None:
         share = self.share
+        self.links.turn_ended()
         is_busy = self.is_paused or share.mark_ns >= 0
         share.refill(self.links.part_of_turn(is_busy=is_busy))
         if self.is_closed or not is_busy:
@@ -331,6 +332,7 @@ class Links:
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         self._inbound: Newcomers[_Connection] = Newcomers(options.inbound_max)
         """Inbound streams that have not sent HELLO yet."""
+        self._pace = TurnPace(options.turn_messages_max)
         self._is_closed = False
         self._swept_ns = clock.now_ns()
         self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
@@ -394,7 +396,7 @@ class Links:
         """
         links = self._open.values()
         sharing = sum(link.share.is_refill_due for link in links) if is_busy else len(links)
-        return max(1, self._options.turn_messages_max // max(1, sharing))
+        return max(1, self._pace.messages // max(1, sharing))
 
     def unread_ns(self) -> int:
         """See `Transport.unread_ns`."""
@@ -403,7 +405,12 @@ class Links:
 
     def next_turn(self, fn: Callable[[], None]) -> None:
         """Call `fn` after other callbacks have had their turn."""
+        self._pace.turn_began(self._clock.now_ns())
         self._clock.call_later(0, fn)
+
+    def turn_ended(self) -> None:
+        """Note that a turn in which links delivered messages is over."""
+        self._pace.turn_ended(self._clock.now_ns())
 
     @property
     def refused(self) -> int:

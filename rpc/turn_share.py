@@ -13,6 +13,42 @@ from __future__ import annotations
 
 from rpc.reader import CHUNK_BYTES
 
+TURN_NS = 200_000_000
+"""Duration of a turn at which links deliver less in the next: clients may use half of it."""
+FEWEST = 4
+"""Minimum number of messages that all links together deliver in a turn."""
+
+
+class TurnPace:
+    """Number of messages that all links together deliver in a turn, on a server of any speed.
+
+    A server that gets little of its processor would need seconds for the messages of a usual turn,
+    and would send no heartbeats meanwhile. So the number shrinks with the duration of a turn beyond
+    `TURN_NS`, and grows again by a quarter with each turn that takes less than half of that.
+    """
+
+    __slots__ = ("_began_ns", "_max", "messages")
+
+    def __init__(self, messages_max: int) -> None:
+        self._max = self.messages = messages_max
+        self._began_ns = -1
+
+    def turn_began(self, now_ns: int) -> None:
+        """Note the time of a turn in which links deliver messages; the first call counts."""
+        if self._began_ns < 0:
+            self._began_ns = now_ns
+
+    def turn_ended(self, now_ns: int) -> None:
+        """Note that the next turn has begun; the first call counts."""
+        if self._began_ns < 0:
+            return
+        took_ns, self._began_ns = now_ns - self._began_ns, -1
+        if took_ns > TURN_NS:
+            fewest = min(FEWEST, self._max)
+            self.messages = max(fewest, self.messages * TURN_NS // took_ns)
+        elif took_ns < TURN_NS // 2:
+            self.messages = min(self._max, self.messages + self.messages // 4 + 1)
+
 
 class TurnShare:
     """Share of one link; see the module. Times are of the loop's monotonic clock, in ns."""
