@@ -165,9 +165,12 @@ class Periodic:
             return
         self.watch(state.groups)
         state.clock.call_later(SECOND_NS, self._each_second)
-        if self._status.should_not_lead:
+        if self._status.is_late:
+            self._transfers.hand_over_some()
+        elif self._status.should_not_lead:
             self._transfers.hand_over_all()
-        else:
+        elif not self._timers.campaigns.waiting:
+            # Groups without a leader come before groups with another one than they prefer.
             self._transfers.return_some()
         self._last_resort.look()
         self._note_time()

@@ -42,6 +42,8 @@ RETURN_WITHIN_ROUNDS = 30
 leaderships after a minute, in any number."""
 RETURNS_MAX = 100
 """Maximum number of returns each second."""
+HANDED_MIN = 10
+"""Leaderships that a late server gives away each second at least."""
 
 
 class _Attempt(NamedTuple):
@@ -73,6 +75,16 @@ class Transfers:
         """
         led = [group for group in self._groups.values() if group.node.is_leader]
         return self._hand_out(led, self._status.reason_not_to_lead or "stopping")
+
+    def hand_over_some(self) -> None:
+        """As `hand_over_all`, for a part of the leaderships. Use: once a second, on a late server.
+
+        The others may be nearly as late: they report it before they have all leaderships.
+        """
+        led = [group for group in self._groups.values() if group.node.is_leader]
+        count = min(max(len(led) // RETURN_WITHIN_ROUNDS, HANDED_MIN), RETURNS_MAX)
+        able = [group for group in led if self._best_transferee(group, {})]
+        self._hand_out(able[:count], self._status.reason_not_to_lead)
 
     def make_room(self) -> None:
         """Transfer leaderships that followers' disks keep alive, while this server's disk hangs."""
