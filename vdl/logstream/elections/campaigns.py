@@ -13,7 +13,7 @@ again, in a higher term, and so on for ever. So due groups wait in a queue here:
   meantime, the turn is dropped without a replacement.
 * The queue adapts to the rate of this server: it begins with a few, and each campaign that is
   quick permits one more. While the loop is late the bound is halved, ten times a second, and it
-  grows again by a quarter while the loop is in time.
+  grows again while the loop is in time: by a quarter, or by the campaigns that wait for disks.
 * Campaigns that wait for disks cost the loop nothing. On slow disks, as measured by the server's
   own vote writes, such campaigns make room for as many others, ten times a second, while the loop
   is in time. The limit is `DISK_WAITS` times the bound, because all of them request votes at the
@@ -48,7 +48,7 @@ LATE_NS: Final = 100 * MS
 FIRST: Final = 32
 """Bound of campaigns when none was under way: a server of unknown speed begins with a few."""
 QUICK: Final = 4
-"""A campaign that takes less than this part (1/4) of an election timeout raises the bound by one."""
+"""A campaign that takes less than a quarter of an election timeout raises the bound by one."""
 
 FEWEST: Final = 16
 """Minimum bound of campaigns under way on a late server."""
@@ -191,16 +191,16 @@ class Campaigns:
         if is_late:
             fewest = FEWEST if late_ns < self._timeout_ns else FEWEST_AT_TIMEOUT
             self._bound = max(min(fewest, self._max), self._bound // 2)
-        else:
-            self._bound = min(self._max, self._bound + self._bound // 4 + 1)
+        waits = 0
+        if self._in_line and not is_late:
+            waits = sum(one.group.node.raft.waits_for_disks for one in self.running.values())
+        if not is_late:
+            self._bound = min(self._max, self._bound + max(self._bound // 4, waits) + 1)
         for number, found in list(self.running.items()):
             is_old = now_ns - found.step_ns >= self._timeout_ns
             if is_old and not self._is_waiting_for_peers(found, now_ns):
                 del self.running[number]
-        self._disk_waits = 0
-        if self._in_line and not is_late:
-            waits = sum(one.group.node.raft.waits_for_disks for one in self.running.values())
-            self._disk_waits = min(waits, DISK_WAITS * self._bound)
+        self._disk_waits = min(waits, DISK_WAITS * self._bound)
         if self.turn_ended():
             yield from self.admit(now_ns)
 
