@@ -55,8 +55,6 @@ ROLLED_BACK = 0.25
 """Chance that machines come back with older copies of their disks."""
 MISPLACED = 0.15
 """Chance that machines are started in the directories of others."""
-STARVES = 0.15
-"""Chance that all machines get a small part of their processors at times."""
 
 SLOWLY_FED = 0.3
 """Chance that the catch-up rate is limited."""
@@ -220,7 +218,7 @@ class Options:
     other_directories: float = 0.0
     """A machine is started in another one's directory."""
     starvations: float = 0.0
-    """All machines get a small part of their processors for a while."""
+    """All machines get a small part of their processors for a while. No seed draws it yet."""
     held_snapshots: bool = False
     """True if snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -553,8 +551,6 @@ def draw(rng: Random) -> Options:
         world = rolled_back(world, rng)
     if world.servers > 1 and rng.random() < MISPLACED:
         world = replace(world, other_directories=fault(0.1, 0.5))
-    if rng.random() < STARVES:
-        world = replace(world, starvations=fault(0.1, 0.4))
     return world
 
 
