@@ -108,10 +108,14 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
     assert world[1].links.unread_ns() == 0
 
 
+@pytest.mark.parametrize("turn_ms", [5, 250])
 def test_link_that_alone_has_much_to_say_has_the_whole_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    turn_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two links are open, and the other one has nothing to send."""
+    """Two links are open, and the other one has nothing to send.
+
+    Other work that makes turns long takes nothing from the links.
+    """
     world = World(3, options=LinkOptions(turn_messages_max=50))
     world.run(SETTLED_MS)
     turns = Turns(world, monkeypatch)
@@ -119,7 +123,7 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
         assert world[2].send(1, payload)
     counts, passed = [], 0
     while passed < 20:
-        world.run(5)
+        world.run(turn_ms)
         counts.append(len(world[1].handler.frames) - passed)
         passed += counts[-1]
         turns.next()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpc.reader import CHUNK_BYTES
-from rpc.turn_share import FEWEST, TURN_NS, TurnPace, TurnShare
+from rpc.turn_share import DELIVERY_NS, SAMPLE, TurnPace, TurnShare
 
 
 def test_share_that_was_passed_is_taken_from_the_next() -> None:
@@ -58,30 +58,23 @@ def test_mark_is_not_passed_while_what_was_read_before_it_waits() -> None:
     assert share.mark_ns == 100
 
 
-def turn(pace: TurnPace, took_ns: int) -> int:
-    """Let a turn take that long. Return the number of messages for the next one."""
-    pace.turn_began(5)
-    pace.turn_began(5 + took_ns // 2)  # another link, in the same turn
-    pace.turn_ended(5 + took_ns)
-    pace.turn_ended(6 + took_ns)
-    return pace.messages
-
-
-def test_turns_that_take_long_bring_fewer_messages_and_short_ones_more_again() -> None:
-    """Turns between half of the limit and the limit change nothing."""
+def test_deliveries_that_take_long_are_fewer_and_grow_again_when_they_are_quick() -> None:
     pace = TurnPace(512)
-    assert turn(pace, TURN_NS) == 512
-    assert turn(pace, 4 * TURN_NS) == 128
-    assert turn(pace, TURN_NS) == turn(pace, TURN_NS // 2) == 128
-    assert turn(pace, TURN_NS // 2 - 1) == 161
-    for _ in range(10):
-        turn(pace, 0)
+    pace.delivered(512, DELIVERY_NS)
+    assert pace.messages == 512
+    pace.delivered(SAMPLE, DELIVERY_NS)
+    assert pace.messages == SAMPLE
+    pace.delivered(SAMPLE, 0)
+    assert pace.messages == SAMPLE + SAMPLE // 4 + 1
+    for _ in range(20):
+        pace.delivered(SAMPLE, 0)
     assert pace.messages == 512
 
 
-@pytest.mark.parametrize(("most", "fewest"), [(512, FEWEST), (2, 2)])
-def test_turns_bring_some_messages_however_long_they_take(most: int, fewest: int) -> None:
-    pace = TurnPace(most)
-    for _ in range(20):
-        turn(pace, 100 * TURN_NS)
-    assert pace.messages == fewest
+def test_one_message_that_takes_long_changes_little() -> None:
+    pace = TurnPace(512)
+    pace.delivered(1, DELIVERY_NS // 10)
+    pace.delivered(SAMPLE - 2, 0)
+    assert pace.messages == 512
+    pace.delivered(1, DELIVERY_NS // 10)
+    assert pace.messages == 5 * SAMPLE
