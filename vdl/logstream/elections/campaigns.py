@@ -21,8 +21,9 @@ again, in a higher term, and so on for ever. So due groups wait in a queue here:
 * A campaign holds its place until the first entry of the new term commits: half of its messages
   are about that entry. Without answers it holds the place for one election timeout from the time at
   which its peers have read its messages, and is not repeated before. What is unread shows in the
-  heartbeats that peers have acknowledged. So a server sends no more than the slowest of a majority
-  reads, however slow that is.
+  heartbeats that peers have acknowledged. So a server slows down with its peers. After
+  `PLACE_TIMEOUTS` the place is free, as the groups in the queue may not need the slow peers; the
+  campaign is still not repeated.
 """
 
 from __future__ import annotations
@@ -52,14 +53,17 @@ QUICK: Final = 4
 
 FEWEST: Final = 16
 """Minimum bound of campaigns under way on a late server."""
-FEWEST_AT_TIMEOUT: Final = 2
-"""Minimum bound on a server that is late by an election timeout: elections alone make it so."""
+FEWEST_AT_TIMEOUT: Final = 8
+"""Minimum bound on a server that is late by an election timeout. Clients may make it so, too."""
 
 DISK_WAITS: Final = 4
 """Maximum of additional campaigns, as a multiple of the bound, while others wait for disks."""
 
 UNREAD_TIMEOUTS: Final = 100
 """Maximum time for which a campaign waits until peers read its messages, in election timeouts."""
+
+PLACE_TIMEOUTS: Final = 3
+"""Maximum time for which such a campaign holds its place: others may need other peers."""
 
 _CAMPAIGNS: Final = (StateType.PRE_CANDIDATE, StateType.CANDIDATE)
 
@@ -82,6 +86,7 @@ class Campaigns:
         "_bound",
         "_disk_waits",
         "_first",
+        "_held_back",
         "_in_line",
         "_is_unread",
         "_loop_time",
@@ -120,6 +125,8 @@ class Campaigns:
         another replica of the group."""
         self.running: dict[GroupId, Running] = {}
         """Campaigns of partitions under way, by group id. Read only for others."""
+        self._held_back: set[GroupId] = set()
+        """Campaigns of `running` without a place: peers have not read their messages for long."""
         self._disk_waits = 0
         """Number of additional campaigns that may begin, because others wait for disks."""
         self._starts_left = STARTS_PER_TURN
@@ -133,8 +140,8 @@ class Campaigns:
 
     @property
     def under_way(self) -> int:
-        """Number of campaigns of partitions under way."""
-        return len(self.running)
+        """Number of campaigns of partitions under way that hold places."""
+        return len(self.running) - len(self._held_back)
 
     def ask(self, group: Group, now_ns: int) -> Iterator[Group]:
         """Queue a due group. Yield the groups that may campaign now: this one, others, or none.
@@ -160,11 +167,12 @@ class Campaigns:
         """Note that a turn of a group in `running` ended, and possibly a step of its campaign."""
         raft, found = group.node.raft, self.running[group.group_id]
         if not _is_under_way(raft):
-            del self.running[group.group_id]
+            self._end(group.group_id)
             if now_ns - found.began_ns < self._timeout_ns // QUICK:
                 self._bound = min(self._max, self._bound + 1)
         elif found.state is not raft.state:
             found.state, found.step_ns = raft.state, now_ns
+            self._held_back.discard(group.group_id)
 
     def _is_waiting_for_peers(self, found: Running, now_ns: int) -> bool:
         if now_ns - found.step_ns >= UNREAD_TIMEOUTS * self._timeout_ns:
@@ -174,7 +182,11 @@ class Campaigns:
     def forget(self, group: Group) -> None:
         """Forget a replica that is not here any more."""
         self._waiting.pop(group.group_id, None)
-        self.running.pop(group.group_id, None)
+        self._end(group.group_id)
+
+    def _end(self, number: GroupId) -> None:
+        self.running.pop(number, None)
+        self._held_back.discard(number)
 
     def turn_ended(self) -> bool:
         """Note that a turn of the loop ended: more campaigns may begin.
@@ -197,9 +209,13 @@ class Campaigns:
         if not is_late:
             self._bound = min(self._max, self._bound + max(self._bound // 4, waits) + 1)
         for number, found in list(self.running.items()):
-            is_old = now_ns - found.step_ns >= self._timeout_ns
-            if is_old and not self._is_waiting_for_peers(found, now_ns):
-                del self.running[number]
+            age_ns = now_ns - found.step_ns
+            if age_ns < self._timeout_ns:
+                continue
+            if not self._is_waiting_for_peers(found, now_ns):
+                self._end(number)
+            elif age_ns >= PLACE_TIMEOUTS * self._timeout_ns:
+                self._held_back.add(number)
         self._disk_waits = min(waits, DISK_WAITS * self._bound)
         if self.turn_ended():
             yield from self.admit(now_ns)
@@ -207,7 +223,7 @@ class Campaigns:
     def admit(self, now_ns: int) -> Iterator[Group]:
         """Yield the groups whose turn it is, as far as there are places. See `ask`."""
         places = self._bound + self._disk_waits
-        while self._in_line and self._starts_left > 0 and len(self.running) < places:
+        while self._in_line and self._starts_left > 0 and self.under_way < places:
             group = self._in_line.popleft()
             if self._waiting.get(group.group_id) is not group:
                 continue

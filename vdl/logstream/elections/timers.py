@@ -24,7 +24,7 @@ from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
-HELD_BACK_TICKS = 10
+HELD_BACK_TICKS = 3
 """Interval of the check whether a campaign that peers have not read yet is to be repeated."""
 
 
