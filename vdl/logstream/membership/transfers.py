@@ -56,13 +56,15 @@ class _Attempt(NamedTuple):
 class Transfers:
     """The leaderships of one server."""
 
-    __slots__ = ("_groups", "_liveness", "_returned", "_round", "_state", "_status")
+    __slots__ = ("_groups", "_handed_last", "_liveness", "_returned", "_round", "_state", "_status")
 
     def __init__(self, state: HostState, status: ServerStatus, liveness: Liveness) -> None:
         self._state = state
         self._groups = state.groups
         self._status = status
         self._liveness = liveness
+        self._handed_last = 0
+        """Group id of the last leadership that `hand_over_some` gave away."""
         self._round = 0
         """Number of calls of `return_some`."""
         self._returned: dict[GroupId, _Attempt] = {}
@@ -84,6 +86,11 @@ class Transfers:
         led = [group for group in self._groups.values() if group.node.is_leader]
         count = min(max(len(led) // RETURN_WITHIN_ROUNDS, HANDED_MIN), RETURNS_MAX)
         able = [group for group in led if self._best_transferee(group, {})]
+        # In rotation: a transferee may never take over, and must not hold up the others.
+        last = self._handed_last
+        able.sort(key=lambda group: (group.group_id <= last, group.group_id))
+        for group in able[:count]:
+            self._handed_last = group.group_id
         self._hand_out(able[:count], self._status.reason_not_to_lead)
 
     def make_room(self) -> None:
