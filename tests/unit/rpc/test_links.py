@@ -66,7 +66,13 @@ class Turns:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[Callable[[], None]] = []
-        monkeypatch.setattr(world[1].links, "next_turn", self.waiting.append)
+        clock = world[1].links._clock
+        call_later = clock.call_later
+
+        def held(delay_ns: int, fn: Callable[[], None]) -> object:
+            return call_later(delay_ns, fn) if delay_ns else self.waiting.append(fn)
+
+        monkeypatch.setattr(clock, "call_later", held)
 
     def next(self) -> None:
         """Run the next turn."""
