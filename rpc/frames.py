@@ -56,7 +56,7 @@ GroupMessage = tuple[GroupId, PeerMessage]
 FRAME_PAYLOAD_BYTES_TARGET: Final = 4 << 20
 """`encode_frames` begins a new frame once one holds this much payload."""
 
-FRAME_MESSAGES_MAX: Final = 256
+FRAME_MESSAGES_MAX: Final = 64
 """Most messages in a frame of `encode_frames`: the receiver handles them without interruption."""
 
 CONTEXT_BYTES_MAX: Final = 1 << 10

@@ -77,7 +77,7 @@ from rpc.streams import (
     Timer,
 )
 from rpc.tls_stream import LinkSecurity
-from rpc.turn_share import TurnShare
+from rpc.turn_share import FEWEST, TurnPace, TurnShare
 
 _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
@@ -136,7 +136,12 @@ class _Connection:
             self.stream.pause_reading()
 
     def _take(self) -> None:
-        """Handle received events, up to this turn's share."""
+        """Handle received events, up to this turn's share, and note how long it takes."""
+        links, left, began_ns = self.links, self.share.left, self.links.work_ns()
+        self._deliver()
+        links.pace.delivered(left - self.share.left, links.work_ns() - began_ns)
+
+    def _deliver(self) -> None:
         engine, links, share = self.engine, self.links, self.share
         try:
             while not self.is_closed and (event := engine.next_event()) is not None:
@@ -325,6 +330,7 @@ class Links:
         self.handler = handler
         self._options = options
         self._tell_dial_failed = dial_failed
+        self.pace = TurnPace(options.turn_messages_max)
         self._security = security
         self._refused = 0
         self._peers: dict[ServerId, _Peer] = {}
@@ -386,15 +392,21 @@ class Links:
         """Return the time of the loop's monotonic clock."""
         return self._clock.now_ns()
 
+    def work_ns(self) -> int:
+        """Return the time to measure work by, within a turn."""
+        return self._clock.work_ns()
+
     def part_of_turn(self, *, is_busy: bool) -> int:
         """Return the number of messages that one link delivers per turn.
 
         Busy links share the budget among themselves; other links get what they would get if all
-        links were busy.
+        links were busy. A slow server delivers less, but not less than `FEWEST` on a link.
         """
         links = self._open.values()
         sharing = sum(link.share.is_refill_due for link in links) if is_busy else len(links)
-        return max(1, self._options.turn_messages_max // max(1, sharing))
+        sharing = max(1, sharing)
+        usual = self._options.turn_messages_max // sharing
+        return max(1, min(usual, FEWEST), self.pace.messages // sharing)
 
     def unread_ns(self) -> int:
         """See `Transport.unread_ns`."""

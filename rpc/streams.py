@@ -34,6 +34,9 @@ class Clock(Protocol):
 
     def now_ns(self) -> int: ...
 
+    def work_ns(self) -> int:
+        """As `now_ns`, for the time that work takes: it also advances in a simulated turn."""
+
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer: ...
 
 

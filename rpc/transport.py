@@ -66,6 +66,8 @@ class LoopClock:
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
+    work_ns = now_ns
+
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> Timer:
         return self._loop.call_later(delay_ns / 1e9, fn)
 

@@ -13,6 +13,42 @@ from __future__ import annotations
 
 from rpc.reader import CHUNK_BYTES
 
+DELIVERY_NS = 100_000_000
+"""Time in a turn for deliveries of all links; the answers take about as long again."""
+
+SAMPLE = 64
+"""Number of messages whose time is representative."""
+
+FEWEST = 32
+"""Minimum number of messages that a link delivers in a turn, however slow the server is."""
+
+
+class TurnPace:
+    """Number of messages that all links together deliver in a turn, on a server of any speed.
+
+    A server that gets little of its processor would need seconds for the messages of a usual turn,
+    and would send no heartbeats meanwhile. So it delivers what takes `DELIVERY_NS`, by the time of
+    the last `SAMPLE` messages. Only deliveries count: fewer messages do not shorten a turn that is
+    long for other reasons, but make peers wait. The number shrinks at once, and grows by a quarter
+    at most.
+    """
+
+    __slots__ = ("_delivered", "_max", "_took_ns", "messages")
+
+    def __init__(self, messages_max: int) -> None:
+        self._max = self.messages = messages_max
+        self._delivered = self._took_ns = 0
+
+    def delivered(self, messages: int, took_ns: int) -> None:
+        """Note that one link delivered these messages in that time."""
+        self._delivered += messages
+        self._took_ns += took_ns
+        if self._delivered >= SAMPLE:
+            possible = self._delivered * DELIVERY_NS // max(1, self._took_ns)
+            grown = self.messages + self.messages // 4 + 1
+            self.messages = min(possible, grown, self._max)
+            self._delivered = self._took_ns = 0
+
 
 class TurnShare:
     """Share of one link; see the module. Times are of the loop's monotonic clock, in ns."""

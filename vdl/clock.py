@@ -29,6 +29,9 @@ class Clock(Protocol):
     def now_ns(self) -> int:
         """Return monotonic nanoseconds, which never decrease, even if the wall clock jumps."""
 
+    def work_ns(self) -> int:
+        """As `now_ns`, for the time that work takes: it also advances in a simulated turn."""
+
     def wall_ms(self) -> int:
         """Return milliseconds since 1970 UTC, which may jump."""
 

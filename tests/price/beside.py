@@ -150,6 +150,9 @@ class CoreClock(NodeClock):
     def now_ns(self) -> int:
         return super().now_ns() + self.elapsed_ns()
 
+    def work_ns(self) -> int:
+        return self.now_ns()
+
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> SimTimer:
         if not delay_ns or self.meter is None:  # without a delay it is a socket
             return self.arrive_later(delay_ns, fn)

@@ -402,7 +402,7 @@ class Host:
         node = group.node
         raft = node.raft
         if group.group_id in self.campaigns.running:
-            self.campaigns.noted(group)
+            self.campaigns.noted(group, self.clock.now_ns())
         if raft.term != group.term_listed:
             group.term_listed = raft.term
             self.liveness.entered(group.group_id, raft.term)

@@ -49,6 +49,9 @@ SECOND_NS = 1_000 * MS
 """Interval of leadership transfers to preferred leaders (one per interval), and of the checks for
 replicas to replace and logs to cut."""
 
+STUCK_ROUNDS = 10
+"""Seconds after which leaderships return although groups wait to be elected, and not fewer."""
+
 
 class Periodic:
     """Timers of one server. Builds the collaborators that only it uses."""
@@ -96,6 +99,10 @@ class Periodic:
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._members_due_ns = 0
+        self._least_waiting = NEVER
+        """Least number of groups that waited to be elected, since some wait."""
+        self._rounds_stuck = 0
+        """Seconds since that number was reached."""
         self._watched: dict[GroupId, Group] = {}
         self.watch: Callable[[Mapping[GroupId, Group]], None] = self._watched.update
         """Checks these groups, which had a turn, for expired deadlines. By id."""
@@ -165,9 +172,11 @@ class Periodic:
             return
         self.watch(state.groups)
         state.clock.call_later(SECOND_NS, self._each_second)
-        if self._status.should_not_lead:
+        if self._status.is_late:
+            self._transfers.hand_over_some()
+        elif self._status.should_not_lead:
             self._transfers.hand_over_all()
-        else:
+        elif not self._elections_come_first():
             self._transfers.return_some()
         self._last_resort.look()
         self._note_time()
@@ -184,6 +193,22 @@ class Periodic:
         self._producer_expiry.look(state.clock.now_ns())
         self.trimming.trim_deleted()
         self.compaction.look()
+
+    def _elections_come_first(self) -> bool:
+        """Return True while fewer and fewer groups wait to be elected.
+
+        Groups without a leader come before groups with another one than they prefer. But some may
+        have no majority for long.
+        """
+        waiting = self._timers.campaigns.waiting
+        if not waiting:
+            self._least_waiting = NEVER
+            return False
+        if waiting < self._least_waiting:
+            self._least_waiting, self._rounds_stuck = waiting, 0
+        else:
+            self._rounds_stuck += 1
+        return self._rounds_stuck < STUCK_ROUNDS
 
     def _note_time(self) -> None:
         """Have the catalog remember the time, once in each hold period and after a leap ahead.

@@ -206,6 +206,8 @@ class LoopClock:
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
+    work_ns = now_ns
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

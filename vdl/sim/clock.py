@@ -213,6 +213,12 @@ class NodeClock:
             return self._time.now_ns + self._offset_ns
         return self._time.now_ns * rate // MILLION + self._offset_ns
 
+    def work_ns(self) -> int:
+        """Return `now_ns` plus the duration of the current turn, as far as it is known."""
+        if self.meter is not None:
+            self._owed_ns += self.meter()
+        return self.now_ns() + self._owed_ns
+
     def wall_ms(self) -> int:
         return self.wall_base_ms + self._time.now_ns // 1_000_000
 
@@ -245,12 +251,12 @@ class NodeClock:
 
     def charge(self) -> None:
         """Charge an event of this process that has just run to the current turn."""
-        cost_ns = self.meter() if self.meter is not None else 0
-        if not self._in_turn and (cost_ns or self.stall_ns):
+        if self.meter is not None:
+            self._owed_ns += self.meter()
+        if not self._in_turn and (self._owed_ns or self.stall_ns):
             # After everything else due now, which belongs to the same turn.
             self._in_turn = True
             self._time.after(0, self._turn_over)
-        self._owed_ns += cost_ns
 
     def _turn_over(self) -> None:
         owed_ns, self._owed_ns = self._owed_ns + self.stall_ns, 0

@@ -436,6 +436,29 @@ class SlowDisk:
         self.machine.disk.slowdown = 1
 
 
+STARVED_US = (1_000, 10_000)
+"""Time of each thing that a starved server handles: ten to a hundred times the usual one."""
+
+
+class Starvation:
+    """Starvation of all machines: other programs take nearly all of their processors."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.before: list[tuple[Machine, int]] = []
+        cost_us = rng.randint(*STARVED_US)
+        if any(machine.turn_cost_ns >= STARVED_US[0] * 1_000 for machine in world.machines):
+            return False
+        self.before = [(machine, machine.turn_cost_ns) for machine in world.machines]
+        for machine in world.machines:
+            machine.take_time(cost_us * 1_000)
+        world.note(f"all starve: {cost_us} us for each thing")
+        return True
+
+    def end(self, world: Target) -> None:
+        for machine, turn_cost_ns in self.before:
+            machine.take_time(turn_cost_ns)
+
+
 _REVIVE_NS = 100 * MS
 
 
@@ -857,6 +880,7 @@ FAULTS = (
     Row(StrikeBetween, lambda o: o.member_strikes, 3_000, waits=True),
     Row(LostJoiner, lambda o: o.joiner_wipes, 2_000, waits=True),
     Row(Apart, lambda o: o.member_cuts, 4_000),
+    Row(Starvation, lambda o: o.starvations, 6_000),
 )
 
 

@@ -224,6 +224,8 @@ class Options:
     """A machine comes back with an older copy of its disk."""
     other_directories: float = 0.0
     """A machine is started in another one's directory."""
+    starvations: float = 0.0
+    """All machines get a small part of their processors for a while. No seed draws it yet."""
     held_snapshots: bool = False
     """True if snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False

@@ -24,6 +24,10 @@ class SetClock:
         """See `Clock.now_ns`."""
         return self._clock.now_ns()
 
+    def work_ns(self) -> int:
+        """See `Clock.work_ns`."""
+        return self._clock.work_ns()
+
     def wall_ms(self) -> int:
         """See `Clock.wall_ms`."""
         return self._clock.wall_ms() + self.ahead_ms

@@ -15,8 +15,13 @@ from vdl.clock import MS
 from vdl.logstream.elections.campaigns import (
     DISK_WAITS,
     FEWEST,
+    FEWEST_AT_TIMEOUT,
+    FIRST,
     LATE_NS,
+    PLACE_TIMEOUTS,
+    QUICK,
     STARTS_PER_TURN,
+    UNREAD_TIMEOUTS,
     Campaigns,
 )
 from vdl.logstream.group.log_stream import LogStream
@@ -39,7 +44,9 @@ class FakeGroup:
 
     def __init__(self, group_id: int) -> None:
         self.group_id = group_id
-        raft = SimpleNamespace(state=StateType.FOLLOWER, waits_for_disks=False)
+        raft = SimpleNamespace(
+            state=StateType.FOLLOWER, waits_for_disks=False, own_term_committed=True
+        )
         self.node = SimpleNamespace(raft=raft)
 
     def become(self, state: StateType) -> None:
@@ -55,7 +62,14 @@ class Line:
         loop_time: Any = self.loop_time
         self.not_due: set[int] = set()
         options = HostOptions(elections_max=elections_max, election_ticks=TIMEOUT_NS // TICK_NS)
-        self.campaigns = Campaigns(options, loop_time, system_last=SYSTEM_LAST)
+        self.unread: set[int] = set()
+        """Groups whose peers have not read what was sent to them."""
+        self.campaigns = Campaigns(
+            options,
+            loop_time,
+            system_last=SYSTEM_LAST,
+            is_unread=lambda group, since_ns: group.group_id in self.unread,
+        )
 
     def _campaign(self, groups: Iterable[Any]) -> None:
         for group in groups:
@@ -79,9 +93,9 @@ class Line:
     def due(self, group: Any, now_ns: int = 0) -> None:
         self._campaign(self.campaigns.ask(group, now_ns))
 
-    def end(self, group: Any, state: StateType = StateType.LEADER) -> None:
+    def end(self, group: Any, state: StateType = StateType.LEADER, now_ns: int = 0) -> None:
         group.become(state)
-        self.campaigns.noted(group)
+        self.campaigns.noted(group, now_ns)
         self.turn_ended()
 
 
@@ -92,7 +106,7 @@ def test_groups_stand_in_the_order_they_were_due_when_others_have_ended() -> Non
     line.end(groups[1])
     assert line.stood == [11, 12, 13]
     groups[0].become(StateType.CANDIDATE)
-    line.campaigns.noted(groups[0])
+    line.campaigns.noted(groups[0], 0)
     line.turn_ended()
     assert line.stood == [11, 12, 13]
     line.end(groups[0], StateType.FOLLOWER)
@@ -147,9 +161,86 @@ def test_campaign_that_nobody_answers_holds_its_place_for_one_timeout() -> None:
     assert line.stood == [11, 12]
 
 
+def test_place_is_held_until_peers_have_read_the_messages_and_a_timeout_after_that() -> None:
+    """More campaigns would only lengthen the queue of what they have not read."""
+    line = Line(1)
+    (standing, _) = line.ask(11, 12)
+    line.unread.add(11)
+    line.look(2 * TIMEOUT_NS)
+    assert line.campaigns.is_held_back(standing, 2 * TIMEOUT_NS)
+    assert line.stood == [11]
+    standing.become(StateType.CANDIDATE)
+    line.campaigns.noted(standing, 2 * TIMEOUT_NS)
+    line.unread.clear()
+    assert not line.campaigns.is_held_back(standing, 2 * TIMEOUT_NS)
+    line.look(3 * TIMEOUT_NS - 1)
+    assert line.stood == [11]
+    line.look(3 * TIMEOUT_NS)
+    assert line.stood == [11, 12]
+
+
+def test_peers_that_do_not_read_hold_up_no_groups_that_do_not_need_them() -> None:
+    """The campaign that they hold back is not repeated, and has a place again when it goes on."""
+    line = Line(1)
+    (standing, _, _) = line.ask(11, 12, 13)
+    line.unread.add(11)
+    line.look(PLACE_TIMEOUTS * TIMEOUT_NS)
+    assert line.campaigns.is_held_back(standing, PLACE_TIMEOUTS * TIMEOUT_NS)
+    assert line.stood == [11, 12]
+    assert line.campaigns.under_way == 1
+    standing.become(StateType.CANDIDATE)
+    line.campaigns.noted(standing, PLACE_TIMEOUTS * TIMEOUT_NS)
+    assert line.campaigns.under_way == 2
+
+
+def test_peers_that_never_read_do_not_hold_a_campaign_back_for_ever() -> None:
+    line = Line(1)
+    (standing, _) = line.ask(11, 12)
+    line.unread.add(11)
+    line.look(UNREAD_TIMEOUTS * TIMEOUT_NS)
+    assert not line.campaigns.is_held_back(standing, UNREAD_TIMEOUTS * TIMEOUT_NS)
+    assert line.stood == [11, 12]
+
+
+def test_elected_leader_holds_its_place_until_it_has_committed_in_its_term() -> None:
+    line = Line(1)
+    (standing, _) = line.ask(11, 12)
+    standing.node.raft.own_term_committed = False
+    standing.become(StateType.LEADER)
+    line.campaigns.noted(standing, 0)
+    line.turn_ended()
+    assert line.stood == [11]
+    standing.node.raft.own_term_committed = True
+    line.end(standing)
+    assert line.stood == [11, 12]
+
+
+def test_server_of_unknown_speed_begins_with_a_few_and_each_that_is_quick_permits_one_more() -> (
+    None
+):
+    line = Line(1_000)
+    groups = line.ask(*range(100, 400))
+    assert line.campaigns.under_way == FIRST
+    for group in groups[:10]:
+        line.end(group, now_ns=TIMEOUT_NS // QUICK - 1)
+    assert line.campaigns.under_way == FIRST + 10
+    for group in groups[10:20]:
+        line.end(group, now_ns=TIMEOUT_NS // QUICK)
+    assert line.campaigns.under_way == FIRST + 10
+    for group in groups[20:]:
+        line.end(group, now_ns=TIMEOUT_NS)
+    line.ask(*range(400, 500))
+    assert line.campaigns.under_way == FIRST
+
+
 def test_no_more_begin_in_one_turn_than_leave_time_for_others() -> None:
     line = Line(1_000)
-    line.ask(*range(100, 100 + STARTS_PER_TURN + 5))
+    groups = line.ask(*range(100, 300))
+    for group in groups[1:]:
+        line.end(group)
+    assert line.campaigns.under_way == 1
+    line.stood.clear()
+    line.ask(*range(300, 300 + STARTS_PER_TURN + 5))
     assert len(line.stood) == STARTS_PER_TURN
     line.turn_ended()
     assert len(line.stood) == STARTS_PER_TURN + 5
@@ -158,18 +249,23 @@ def test_no_more_begin_in_one_turn_than_leave_time_for_others() -> None:
 def test_late_server_has_fewer_and_fewer_under_way_and_as_many_as_before_once_it_is_in_time() -> (
     None
 ):
-    line = Line(64)
+    line = Line(FIRST)
     line.ask(*range(100, 400))
-    assert line.campaigns.under_way == 64
+    assert line.campaigns.under_way == FIRST
     line.loop_time.late_ns = LATE_NS
     for now_ns in range(1, 10):
         line.look(now_ns)
     line.look(TIMEOUT_NS)
     assert line.campaigns.under_way == FEWEST
-    line.loop_time.late_ns = 0
-    for now_ns in range(10):
+    line.loop_time.late_ns = TIMEOUT_NS
+    for now_ns in range(1, 10):
         line.look(TIMEOUT_NS + now_ns)
-    assert line.campaigns.under_way == 64
+    line.look(2 * TIMEOUT_NS + 10)
+    assert line.campaigns.under_way == FEWEST_AT_TIMEOUT
+    line.loop_time.late_ns = 0
+    for now_ns in range(20):
+        line.look(2 * TIMEOUT_NS + now_ns)
+    assert line.campaigns.under_way == FIRST
 
 
 def test_campaigns_that_wait_for_disks_make_room_while_the_loop_is_in_time() -> None:
@@ -228,11 +324,11 @@ def most_at_a_time(cluster: Any, groups: list[int], ms: int) -> int:
     return most
 
 
-@pytest.mark.parametrize(("elections_max", "most"), [(4, 4), (1_000, PARTITIONS)])
+@pytest.mark.parametrize(("elections_max", "most"), [(4, 4), (1_000, FIRST)])
 def test_leaders_of_a_dead_server_are_followed_a_few_at_a_time(
     make_cluster: Callable[..., Any], elections_max: int, most: int
 ) -> None:
-    """All have leaders soon, each by one election; without a bound all campaign at once."""
+    """All have leaders soon, each by one election."""
     cluster = make_cluster(elections_max=elections_max)
     groups = create(cluster, PARTITIONS)
     terms = [cluster.leader(group_id).group.node.term for group_id in groups]

@@ -1,5 +1,6 @@
 """Knowledge of leaders on a server without a replica."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,12 @@ class Pair:
             for frame_type, buffers in self.peer.frames(HERE, 1)
             for change in self.liveness.received(PEER, frame_type, memoryview(b"".join(buffers)))
         ]
+
+    def talk(self) -> None:
+        """Deliver a heartbeat to the peer, and its acknowledgement."""
+        for frame_type, buffers in self.liveness.beat(PEER):
+            self.peer.received(HERE, frame_type, memoryview(b"".join(buffers)), 1)
+        self.hear()
 
 
 @pytest.fixture
@@ -136,3 +143,22 @@ def test_topics_that_come_and_go_leave_nothing_in_the_leader_tables(cluster: Any
     cluster.run(1_000)
     after = {server: known(node.host.liveness) for server, node in cluster.nodes.items()}
     assert after == before
+
+
+def test_peer_has_read_what_was_sent_before_a_heartbeat_that_it_acknowledged() -> None:
+    """One of two voters is no majority, and a server without a link will read nothing."""
+    pair = Pair()
+    voters = frozenset((HERE << 16 | 1, ON_PEER))
+    node = SimpleNamespace(membership=SimpleNamespace(voters=lambda: voters))
+    group: Any = SimpleNamespace(node=node)
+    clock: Any = pair.liveness._state.clock
+    pair.talk()
+    sent_ns = clock.now_ns()
+    assert not pair.liveness.is_unread(group, sent_ns)
+    clock._time.now_ns += 1
+    assert pair.liveness.is_unread(group, sent_ns + 1)
+    pair.talk()
+    assert not pair.liveness.is_unread(group, sent_ns + 1)
+    assert pair.liveness.is_unread(group, sent_ns + 2)
+    del pair.liveness._state.alive[PEER]
+    assert not pair.liveness.is_unread(group, sent_ns + 2)

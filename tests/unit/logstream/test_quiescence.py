@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from raft.node import RawNode
 from raft.types import StateType
 from vdl.clock import MS
-from vdl.logstream.elections.quiescence import SILENT_NS, Quiescence
+from vdl.logstream.elections.quiescence import Quiescence
 from vdl.logstream.options import TICK_NS
 from vdl.state.commands import CreateTopics, NewTopic
 
@@ -18,54 +19,76 @@ RESTED_MS = 15_000
 """Time after which every group rests, having been checked once at most."""
 
 
+TIMEOUT_NS = 600 * MS
+SILENT_NS = Quiescence(1, TIMEOUT_NS).silent_ns
+
+
 class Woken:
-    """A `Quiescence` of three servers, and the groups that it woke."""
+    """A `Quiescence` of server 1 among five, and the ids of the groups that it woke."""
 
     def __init__(self) -> None:
-        self.ages = {1: 0, 2: 0, 3: 0}
-        self.woken: list[Any] = []
-        self.at_rest = Quiescence()
+        self.silences: dict[int, int | None] = dict.fromkeys((2, 3, 4, 5), 0)
+        self.woken: list[int] = []
+        self.at_rest = Quiescence(1, TIMEOUT_NS)
 
-    def look(self, servers: list[int]) -> None:
-        self.woken += self.at_rest.look(self.ages[server] for server in servers)
-
-
-def fake_group(group_id: int) -> Any:
-    class Fake:
-        def __init__(self) -> None:
-            self.group_id = group_id
-
-    return Fake()
+    def look(self, **silent: int | None) -> None:
+        """Check again, with these silences by "s" and server; None: not linked."""
+        self.silences |= {int(name[1:]): ns for name, ns in silent.items()}
+        linked = {server: ns for server, ns in self.silences.items() if ns is not None}
+        unlinked = len(self.silences) - len(linked)
+        self.woken = [g.group_id for g in self.at_rest.look(linked, unlinked=unlinked)]
 
 
-def test_groups_may_rest_while_every_linked_server_is_heard() -> None:
-    """At the limit and below it; a server without a link does not count."""
+def fake_group(group_id: int, *servers: int) -> Any:
+    membership = SimpleNamespace(incoming={server << 16 | 1 for server in servers}, outgoing=set())
+    node = SimpleNamespace(raft=SimpleNamespace(membership=membership))
+    return SimpleNamespace(group_id=group_id, node=node)
+
+
+def test_group_rests_while_its_leader_is_heard_and_others_do_not_matter() -> None:
+    """At the limit and below it."""
     world = Woken()
-    assert not world.at_rest.is_calm, "nobody has looked yet"
-    world.ages[2] = SILENT_NS - 1
-    world.look([1, 2])
-    assert world.at_rest.is_calm
-    world.ages[2] = SILENT_NS
-    world.look([1, 2])
-    assert not world.at_rest.is_calm
-    world.look([1, 3])
-    assert world.at_rest.is_calm
-
-
-def test_groups_at_rest_are_woken_once_when_a_server_is_silent() -> None:
-    world = Woken()
-    world.look([1, 2])
-    first, second = fake_group(11), fake_group(12)
-    for group in (first, second, first):
-        world.at_rest.begin(group)
-    assert len(world.at_rest) == 2
-    world.look([1, 2])
+    assert not world.at_rest.follow(fake_group(11, 1, 2, 3), 2), "nothing is known yet"
+    world.look(s2=SILENT_NS - 1, s3=SILENT_NS)
+    assert world.at_rest.follow(fake_group(11, 1, 2, 3), 2)
+    assert not world.at_rest.follow(fake_group(12, 1, 2, 3), 3)
+    world.look(s2=SILENT_NS)
+    assert world.woken == [11]
+    world.look(s2=SILENT_NS, s3=0)
     assert world.woken == []
-    world.ages[1] = SILENT_NS
-    world.look([1, 2])
-    world.look([1, 2])
-    assert world.woken == [first, second]
     assert len(world.at_rest) == 0
+
+
+def test_led_group_rests_while_a_majority_is_heard() -> None:
+    """Any two silent or lost servers concern it only if they are its own."""
+    world = Woken()
+    world.look()
+    for group in (fake_group(11, 1, 2, 3), fake_group(12, 1, 4, 5), fake_group(13, 1, 2)):
+        assert world.at_rest.lead(group)
+    world.look(s2=SILENT_NS)
+    assert world.woken == [13]
+    assert not world.at_rest.lead(fake_group(13, 1, 2))
+    world.look(s3=None)
+    assert world.woken == [11]
+    world.look(s4=SILENT_NS, s2=0, s3=0)
+    assert world.woken == []
+    world.look(s4=0, s2=SILENT_NS, s5=SILENT_NS)
+    assert world.woken == []
+    assert world.at_rest.lead(fake_group(14, 1, 3, 4))
+    world.look(s4=SILENT_NS)
+    assert world.woken == [12]
+
+
+def test_group_that_rests_for_another_leader_is_woken_for_that_one() -> None:
+    world = Woken()
+    world.look()
+    group = fake_group(11, 1, 2, 3)
+    assert world.at_rest.follow(group, 2)
+    assert world.at_rest.follow(group, 3)
+    world.look(s2=SILENT_NS)
+    assert world.woken == []
+    world.look(s3=SILENT_NS)
+    assert world.woken == [11]
 
 
 # --- with real groups ---------------------------------------------------------------------------

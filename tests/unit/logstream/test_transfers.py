@@ -4,8 +4,10 @@ from collections import Counter
 from typing import Any
 
 from vdl.clock import MS
+from vdl.logstream.elections.campaigns import Campaigns
 from vdl.logstream.group.group import Group
-from vdl.logstream.membership.transfers import RETURN_WITHIN_ROUNDS, Transfers
+from vdl.logstream.membership.transfers import HANDED_MIN, RETURN_WITHIN_ROUNDS, Transfers
+from vdl.logstream.periodic import STUCK_ROUNDS
 from vdl.state.commands import CreateTopics, NewTopic
 
 TOPICS = 90
@@ -106,3 +108,63 @@ def test_servers_know_since_when_a_moved_group_has_no_leader(make_cluster: Any) 
                 assert host.unled_ns >= began_ns
     assert {1, 2, 3} <= unled
     assert [host.leader_of(group_id)[0] for host in hosts] == [2, 2, 2, 2]
+
+
+def test_late_server_gives_its_leaderships_away_in_batches(cluster: Any, monkeypatch: Any) -> None:
+    """The others may be nearly as late, and report it while it still has some."""
+    groups = create_topics(cluster, TOPICS, first=1)
+    host = cluster.nodes[1].host
+    monkeypatch.setattr(
+        type(host.overload), "is_late_for_long", property(lambda o: o is host.overload)
+    )
+    cluster.run(2_000)
+    assert TOPICS - 3 * HANDED_MIN <= led(cluster, groups)[1] < TOPICS
+    cluster.run(20_000)
+    assert led(cluster, groups)[1] == 0
+
+
+def test_leaderships_return_when_no_group_waits_to_be_elected(
+    cluster: Any, monkeypatch: Any
+) -> None:
+    groups = create_topics(cluster, TOPICS, first=3)
+    cluster.nodes[3].crash()
+    cluster.run(3_000)
+    monkeypatch.setattr(Campaigns, "waiting", 1)
+    cluster.nodes[3].start()
+    cluster.run(10_000)
+    assert led(cluster, groups)[3] == 0
+    monkeypatch.setattr(Campaigns, "waiting", 0)
+    cluster.run(10_000)
+    assert led(cluster, groups)[3] > 0
+
+
+def test_leaderships_return_although_some_groups_never_get_a_leader(
+    cluster: Any, monkeypatch: Any
+) -> None:
+    groups = create_topics(cluster, TOPICS, first=3)
+    cluster.nodes[3].crash()
+    cluster.run(3_000)
+    monkeypatch.setattr(Campaigns, "waiting", 1)
+    cluster.nodes[3].start()
+    cluster.run(STUCK_ROUNDS * 2_000)
+    assert led(cluster, groups)[3] > 0
+
+
+def test_late_server_gives_away_what_can_go_if_some_transferees_never_take_over(
+    cluster: Any, monkeypatch: Any
+) -> None:
+    groups = create_topics(cluster, TOPICS, first=1)
+    host = cluster.nodes[1].host
+    stuck = set(groups[: 2 * HANDED_MIN])
+    hand_over = Transfers._hand_over
+
+    def refused(self: Transfers, group: Group, transferee: int, reason: str) -> None:
+        if group.group_id not in stuck:
+            hand_over(self, group, transferee, reason)
+
+    monkeypatch.setattr(Transfers, "_hand_over", refused)
+    monkeypatch.setattr(
+        type(host.overload), "is_late_for_long", property(lambda o: o is host.overload)
+    )
+    cluster.run(30_000)
+    assert led(cluster, groups)[1] == len(stuck)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpc.reader import CHUNK_BYTES
-from rpc.turn_share import TurnShare
+from rpc.turn_share import DELIVERY_NS, SAMPLE, TurnPace, TurnShare
 
 
 def test_share_that_was_passed_is_taken_from_the_next() -> None:
@@ -56,3 +56,25 @@ def test_mark_is_not_passed_while_what_was_read_before_it_waits() -> None:
     share.received_bytes += CHUNK_BYTES
     share.look(100, unread_bytes=0, is_held_up=True)
     assert share.mark_ns == 100
+
+
+def test_deliveries_that_take_long_are_fewer_and_grow_again_when_they_are_quick() -> None:
+    pace = TurnPace(512)
+    pace.delivered(512, DELIVERY_NS)
+    assert pace.messages == 512
+    pace.delivered(SAMPLE, DELIVERY_NS)
+    assert pace.messages == SAMPLE
+    pace.delivered(SAMPLE, 0)
+    assert pace.messages == SAMPLE + SAMPLE // 4 + 1
+    for _ in range(20):
+        pace.delivered(SAMPLE, 0)
+    assert pace.messages == 512
+
+
+def test_one_message_that_takes_long_changes_little() -> None:
+    pace = TurnPace(512)
+    pace.delivered(1, DELIVERY_NS // 10)
+    pace.delivered(SAMPLE - 2, 0)
+    assert pace.messages == 512
+    pace.delivered(1, DELIVERY_NS // 10)
+    assert pace.messages == 5 * SAMPLE

@@ -45,6 +45,8 @@ class VirtualClock:
     def now_ns(self) -> int:
         return self._now_ns
 
+    work_ns = now_ns
+
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> VirtualTimer:
         assert delay_ns >= 0, delay_ns
         self._order += 1
@@ -74,6 +76,8 @@ class ProcessClock:
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
+
+    work_ns = now_ns
 
     def call_later(self, delay_ns: int, fn: Callable[[], None]) -> VirtualTimer:
         timer = self._clock.call_later(delay_ns, lambda: self._due(timer, fn))

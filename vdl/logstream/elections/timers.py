@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from ids import ServerId
 from raft.node import NEVER_DUE
 from raft.types import StateType
 from vdl.logstream.elections.campaigns import Campaigns
-from vdl.logstream.elections.quiescence import REST_TICKS, SILENT_NS, Quiescence
+from vdl.logstream.elections.quiescence import REST_TICKS, Quiescence
 from vdl.logstream.elections.tick_wheel import TickWheel
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
@@ -22,6 +23,9 @@ from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
+
+HELD_BACK_TICKS = 3
+"""Interval of the check whether a campaign that peers have not read yet is to be repeated."""
 
 
 class Timers:
@@ -45,9 +49,12 @@ class Timers:
         self._armed_tick = 0
         """Invariant: while groups are scheduled and none is being called, the timer is set for this
         tick, which is not later than the first of theirs; 0: it is not set."""
-        self.at_rest = Quiescence()
+        self.at_rest = Quiescence(state.server_id, self._election_ticks * TICK_NS)
         self.campaigns = Campaigns(
-            state.options, state.loop_time, system_last=state.record.coordinator_groups
+            state.options,
+            state.loop_time,
+            system_last=state.record.coordinator_groups,
+            is_unread=liveness.is_unread,
         )
 
     # --- the one timer -------------------------------------------------------------------------
@@ -93,6 +100,7 @@ class Timers:
             return
         node = group.node
         if node.is_leader:
+            leader = state.server_id
             has_quorum = self._proofs.report_peers(group)
             due, _ = group.fall_due(tick)
             may_need_pump = True
@@ -103,8 +111,13 @@ class Timers:
             group.catch_up(tick)
             # Without an update and with time left there is nothing to pump: the most common case.
             may_need_pump = self._proofs.report_leader(group)
-            if node.lead and node.commit < node.last_index:
-                # Not all entries are committed here after a silent election timeout.
+            if (
+                node.lead
+                and node.commit < node.last_index
+                and self._liveness.heard_ago(node.lead) < self._election_ticks
+            ):
+                # Not all entries are committed here after a silent election timeout. A leader that
+                # has not read the last request yet gets no other one.
                 state.outbox.send(group.group_id, group.commit_request())
                 state.outbox.mark_dirty(group)
             due = node.ticks_until_due()
@@ -113,19 +126,24 @@ class Timers:
                     state.outbox.mark_dirty(group)
                 self.ask_to_campaign(group)
                 return
-            is_heard = node.raft.election_elapsed * TICK_NS < SILENT_NS
+            leader = server_of(node.lead)
+            is_heard = node.raft.election_elapsed * TICK_NS < self.at_rest.silent_ns
             # Not a learner: it has no timer of its own, and may be a voter soon.
-            is_idle = node.commit == node.last_index and server_of(node.lead) in state.alive
+            is_idle = node.commit == node.last_index and leader in state.alive
             may_rest = is_heard and is_idle and node.raft.is_voter
         if may_need_pump and group.needs_pump:
             state.outbox.mark_dirty(group)
         elif group.dirty:
             pass
-        elif may_rest and self.at_rest.is_calm:
-            self.at_rest.begin(group)
+        elif may_rest and self._rests(group, leader):
             self._wheel.schedule(group, tick + REST_TICKS)
         else:
             self.schedule(group, tick, due)  # the common case of a group at rest
+
+    def _rests(self, group: Group, leader: ServerId) -> bool:
+        if leader == self._state.server_id:
+            return self.at_rest.lead(group)
+        return self.at_rest.follow(group, leader)
 
     def forget(self, group: Group) -> None:
         """Forget a replica that is not here any more."""
@@ -134,7 +152,13 @@ class Timers:
 
     # --- campaigns -----------------------------------------------------------------------------
     def ask_to_campaign(self, group: Group) -> None:
-        """Let a due group campaign, now or when admitted."""
+        """Let a due group campaign, now or when admitted.
+
+        `arm` must follow, or the end of a turn.
+        """
+        if self.campaigns.is_held_back(group, self._state.clock.now_ns()):
+            self.schedule(group, self._loop_time.tick(), HELD_BACK_TICKS)
+            return
         for one in self.campaigns.ask(group, self._state.clock.now_ns()):
             self._campaign(one)
 
@@ -168,9 +192,11 @@ class Timers:
 
     # --- groups at rest ------------------------------------------------------------------------
     def look_at_peers(self) -> None:
-        """Wake all resting groups if a linked server is silent. Use: ten times a second."""
-        silences = map(self._liveness.silent_ns, self._state.alive)
-        for group in self.at_rest.look(silences):
+        """Wake the resting groups that need a silent server. Use: ten times a second."""
+        state = self._state
+        silences = {server: self._liveness.silent_ns(server) for server in state.alive}
+        others = state.catalog.servers.keys() - {state.server_id}
+        for group in self.at_rest.look(silences, unlinked=len(others - silences.keys())):
             self._wake(group)
 
     def wake_all(self) -> None:

@@ -42,6 +42,8 @@ RETURN_WITHIN_ROUNDS = 30
 leaderships after a minute, in any number."""
 RETURNS_MAX = 100
 """Maximum number of returns each second."""
+HANDED_MIN = 10
+"""Leaderships that a late server gives away each second at least."""
 
 
 class _Attempt(NamedTuple):
@@ -54,13 +56,15 @@ class _Attempt(NamedTuple):
 class Transfers:
     """The leaderships of one server."""
 
-    __slots__ = ("_groups", "_liveness", "_returned", "_round", "_state", "_status")
+    __slots__ = ("_groups", "_handed_last", "_liveness", "_returned", "_round", "_state", "_status")
 
     def __init__(self, state: HostState, status: ServerStatus, liveness: Liveness) -> None:
         self._state = state
         self._groups = state.groups
         self._status = status
         self._liveness = liveness
+        self._handed_last = 0
+        """Group id of the last leadership that `hand_over_some` gave away."""
         self._round = 0
         """Number of calls of `return_some`."""
         self._returned: dict[GroupId, _Attempt] = {}
@@ -73,6 +77,21 @@ class Transfers:
         """
         led = [group for group in self._groups.values() if group.node.is_leader]
         return self._hand_out(led, self._status.reason_not_to_lead or "stopping")
+
+    def hand_over_some(self) -> None:
+        """As `hand_over_all`, for a part of the leaderships. Use: once a second, on a late server.
+
+        The others may be nearly as late: they report it before they have all leaderships.
+        """
+        led = [group for group in self._groups.values() if group.node.is_leader]
+        count = min(max(len(led) // RETURN_WITHIN_ROUNDS, HANDED_MIN), RETURNS_MAX)
+        able = [group for group in led if self._best_transferee(group, {})]
+        # In rotation: a transferee may never take over, and must not hold up the others.
+        last = self._handed_last
+        able.sort(key=lambda group: (group.group_id <= last, group.group_id))
+        for group in able[:count]:
+            self._handed_last = group.group_id
+        self._hand_out(able[:count], self._status.reason_not_to_lead)
 
     def make_room(self) -> None:
         """Transfer leaderships that followers' disks keep alive, while this server's disk hangs."""

@@ -69,17 +69,28 @@ class LeaderProofs:
 
         A peer is there while bytes come from it, and it has recently acknowledged that this server
         leads. Acknowledgements alone would be too late under overload: each leader of a quiet group
-        would be replaced by another that is equally late.
+        would be replaced by another that is equally late. A new leader is given the same time for
+        the first one. It serves nothing until a majority holds an entry of its term.
         """
-        unheard = self._state.unheard
+        unheard, alive = self._state.unheard, self._state.alive
         within_ns = LATE_TIMEOUTS * self._within_ns
+        is_new = self._is_new(group, within_ns)
         heard = 1
         for replica in group.listed:
-            is_there = server_of(replica) not in unheard
-            if is_there and self._has_acknowledged(group, replica, within_ns):
+            server = server_of(replica)
+            if server in unheard:
+                continue
+            if (is_new and server in alive) or self._has_acknowledged(group, replica, within_ns):
                 group.node.peer_heard(replica)
                 heard += 1
         return heard * 2 > len(group.listed)
+
+    def _is_new(self, group: Group, within_ns: int) -> bool:
+        """Return True if a leader has not committed in its term, which began within that time."""
+        if group.node.own_term_committed:
+            return False
+        led = self._state.in_sync.get(group.group_id)
+        return led is not None and self._state.loop_time.age_ns(led.since_ns) < within_ns
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
         """Return True if its server acknowledged this leader within an election timeout."""

@@ -154,6 +154,22 @@ class Liveness:
         acked_ns = self._lists.sender.acked_ns(server_of(replica))
         return self._loop_time.age_ns(acked_ns) // TICK_NS
 
+    def is_unread(self, group: Group, since_ns: int) -> bool:
+        """Return True if too few peers for a majority have read what was sent to them by then.
+
+        They will: their servers are linked. False if no majority is linked. A peer has read what
+        was sent before the newest heartbeat that it acknowledged.
+        """
+        state, sender = self._state, self._lists.sender
+        voters = group.node.membership.voters()
+        linked = read = 0
+        for replica in voters:
+            server = server_of(replica)
+            is_own = server == state.server_id
+            linked += is_own or server in state.alive
+            read += is_own or sender.acked_ns(server) >= since_ns
+        return 2 * linked > len(voters) >= 2 * read
+
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: GroupId) -> tuple[Term, NodeId, int] | None:
         """Return the listed leader of a group, if its server confirmed its list on a live link.

@@ -91,6 +91,11 @@ class ServerStatus:
         return self._stalled
 
     @property
+    def is_late(self) -> bool:
+        """True if this server should not lead for no other reason than that it is late."""
+        return self.reason_not_to_lead == "late_for_long"
+
+    @property
     def should_not_lead(self) -> bool:
         """True if this server's leaderships are better elsewhere, for as long as this lasts."""
         return not self._serves or self._is_late or self._stalled or self.is_full
@@ -104,9 +109,9 @@ class ServerStatus:
             return "disk_full"
         if self._stalled:
             return "flush_stalled"
-        if self._is_late:
-            return "late_for_long"
-        return "" if self._serves else "not_serving"
+        if not self._serves:
+            return "not_serving"
+        return "late_for_long" if self._is_late else ""
 
     def may_seek_group(self, group_id: GroupId) -> bool:
         """Return True if this server should campaign for a group as its preferred leader.
