@@ -7,6 +7,7 @@ many different worlds find more than one world with everything in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from random import Random
 
@@ -55,6 +56,8 @@ ROLLED_BACK = 0.25
 """Chance that machines come back with older copies of their disks."""
 MISPLACED = 0.15
 """Chance that machines are started in the directories of others."""
+STARVES = 0.15
+"""Chance that all machines get a small part of their processors at times."""
 
 SLOWLY_FED = 0.3
 """Chance that the catch-up rate is limited."""
@@ -225,7 +228,7 @@ class Options:
     other_directories: float = 0.0
     """A machine is started in another one's directory."""
     starvations: float = 0.0
-    """All machines get a small part of their processors for a while. No seed draws it yet."""
+    """All machines get a small part of their processors for a while."""
     held_snapshots: bool = False
     """True if snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -561,11 +564,15 @@ def draw(rng: Random) -> Options:
         world = rolled_back(world, rng)
     if world.servers > 1 and rng.random() < MISPLACED:
         world = replace(world, other_directories=fault(0.1, 0.5))
-    if rng.random() < LARGE and world.place_bytes:
+    # Drawn from a copy: kinds draw on from here, and their worlds stay as they were.
+    own = copy(rng)
+    if own.random() < STARVES:
+        world = replace(world, starvations=round(intensity * own.uniform(0.1, 0.4), 3))
+    if own.random() < LARGE and world.place_bytes:
         world = replace(
             world,
-            large_bytes=spread(*LARGE_BYTES),
-            record_bytes_max=spread(*LARGE_RECORD_BYTES),
+            large_bytes=own.randint(*LARGE_BYTES),
+            record_bytes_max=own.randint(*LARGE_RECORD_BYTES),
             segment_kib=max(world.segment_kib, LARGE_SEGMENT_KIB),
         )
     return world

@@ -6,7 +6,7 @@ from random import Random
 
 from vdl.clock import MS
 from vdl.sim.faults import STARVED_US, Starvation
-from vdl.sim.options import Options
+from vdl.sim.options import Options, draw
 from vdl.sim.world import World
 
 COST_NS = 20_000
@@ -35,3 +35,8 @@ def test_world_in_which_servers_starve_passes_all_rules() -> None:
     outcome = world.run()
     assert outcome.violations == []
     assert outcome.faults
+
+
+def test_some_seeds_draw_starvation_and_most_do_not() -> None:
+    drawn = [draw(Random(seed)).starvations for seed in range(200)]
+    assert 10 < sum(rate > 0 for rate in drawn) < 60
