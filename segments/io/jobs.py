@@ -67,6 +67,17 @@ class Jobs:
         self._handed.add(handed)
         self._workers.journal(handed.run, partial(self._ended, handed))
 
+    def block(self, descriptor, buffers, position, done) -> bool:
+        native = getattr(self._workers, "block", None)
+        if native is None or self.is_over:
+            return False
+        handed = _Job(self, None, done)
+        handed.has_begun = True
+        if not native(descriptor, buffers, position, partial(self._ended, handed)):
+            return False
+        self._handed.add(handed)
+        return True
+
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         handed = _Job(self, job, done)
         self._handed.add(handed)
@@ -99,6 +110,7 @@ class Jobs:
 
     def _ended(self, handed: _Job, result: object) -> None:
         self._handed.discard(handed)
+        handed.has_ended = True
         if not self.is_over:
             handed.done(result)
             if self.on_rest is not None and not self._handed:

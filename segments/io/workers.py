@@ -13,12 +13,19 @@ Does not depend on what the jobs do.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from segments.api import Timer
+from segments.io.fs import SyncFailed
+
+try:
+    from segments.io._blocks import Writer
+except ImportError:
+    Writer = None
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], Callable[[Any], None]]
@@ -36,10 +43,17 @@ class ThreadWorkers:
         ring: Callable[[Callable[[Any], None], object], object],
         call_later: Callable[[int, Callable[[], None]], Timer],
         *,
+        watch: Callable[[int, Callable[[], None]], None] | None = None,
         pool_threads: int = 3,
         compute_threads: int = 2,
     ) -> None:
         self._ring = ring
+        self._blocks = None
+        self._block_done: Callable[[Any], None] | None = None
+        if watch is not None and Writer is not None and not os.environ.get("VDL_NO_NATIVE"):
+            self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._blocks = Writer(self._eventfd)
+            watch(self._eventfd, self._block_ended)
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._payload: SimpleQueue[_Job | None] = SimpleQueue()
@@ -61,6 +75,23 @@ class ThreadWorkers:
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._journal.put((job, done))
+
+    def block(self, descriptor, buffers, position, done) -> bool:
+        blocks = self._blocks
+        if blocks is None or len(buffers) > 1024:
+            return False
+        self._block_done = done
+        blocks.submit(descriptor, buffers, position)
+        return True
+
+    def _block_ended(self) -> None:
+        os.eventfd_read(self._eventfd)
+        result = self._blocks.collect()
+        assert result is not None
+        done = self._block_done
+        if result < 0:
+            result = SyncFailed(OSError(-result, os.strerror(-result)))
+        done(result)
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._payload.put((job, done))
@@ -86,6 +117,8 @@ class ThreadWorkers:
             queue.put(None)
         for thread in self._threads:
             thread.join()
+        if self._blocks is not None:
+            self._blocks.close()
 
     def _start(self, name: str, queue: SimpleQueue[_Job | None]) -> threading.Thread:
         thread = threading.Thread(

@@ -40,7 +40,7 @@ from segments.format.block import (
     padded,
 )
 from segments.io import failpoint
-from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
+from segments.io.fs import RealFile, DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
 from segments.journal.allocation import PREPARED_FILES_MAX, Allocation, Room
 from segments.journal.carry_over import carry_over, needed_bytes
 from segments.journal.chain import Chain, Position
@@ -390,7 +390,14 @@ class Journal:
             self._payload_bytes = sum(payload.bytes for payload in payloads)
             write.awaits_payloads = True
             self._write_payloads(write, payloads)
-        self._workers.journal(write.run, partial(self._ended, write))
+        done = partial(self._ended, write)
+        if not (
+            isinstance(write.file.file, RealFile)
+            and write.end <= write.file.capacity
+            and not failpoint.armed
+            and self._workers.block(write.file.file._fd, write.buffers, write.position, done)
+        ):
+            self._workers.journal(write.run, done)
 
     def _write_payloads(self, write: _Write, payloads: Sequence[Payload]) -> None:
         if self.state is not WriterState.STOPPED:

@@ -183,6 +183,7 @@ class Process:
         workers = ThreadWorkers(
             self._doorbell.ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
+            watch=loop.add_reader,
         )
         recovery = RecoveryProgress(self._log, time.monotonic_ns)
         store = DiskStore.open(
