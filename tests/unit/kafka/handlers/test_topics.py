@@ -9,7 +9,7 @@ import pytest
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs import group_configs
-from vdl.kafka.configs.broker_configs import DYNAMIC, KNOWN_OF_SERVERS
+from vdl.kafka.configs.broker_configs import DYNAMIC, KNOWN_OF_SERVERS, REPLICATION_THROTTLES
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import (
     BY_NAME,
@@ -366,7 +366,8 @@ def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
     assert (entries["num.partitions"].value, entries["num.partitions"].config_source) == ("8", 4)
     assert entries["auto.create.topics.enable"].value == "true"
     assert entries["message.max.bytes"].value == "1048588"
-    assert {entry.name for entry in entries.values() if not entry.read_only} == set(DYNAMIC)
+    unset = {throttle.name for throttle in REPLICATION_THROTTLES}
+    assert {entry.name for entry in entries.values() if not entry.read_only} == set(DYNAMIC) - unset
     partitions = entries["offsets.topic.num.partitions"]
     assert (partitions.value, partitions.read_only, partitions.config_type) == ("8", True, 3)
     assert entries["transaction.state.log.replication.factor"].value == "1"
