@@ -37,7 +37,7 @@ def test_kill_is_noticed_before_an_election_timeout_and_silence_is_not() -> None
 
 
 def test_failover_that_takes_longer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = world_of("kill", 2)
+    world = world_of("kill")
     ignored: Any = lambda *_, **__: None  # noqa: E731 - accepts any arguments
     monkeypatch.setattr(Campaigning, "take_turn", ignored)
     judge_one_fault(world)
