@@ -524,8 +524,8 @@ class Store(Protocol):
     def large_bytes(self) -> int:
         """Bytes of large entries that no segment holds yet.
 
-        While this is not 0, senders of further large entries should be delayed. What is written
-        ahead counts once it is appended, before that its owner counts it.
+        While this is not 0, senders of further large entries should be delayed. A payload that is
+        written ahead counts here once it is appended. Its owner counts it before.
         """
 
     @property

@@ -532,9 +532,9 @@ class DiskLog:
         return ahead.view if ahead is not None and ahead.data is data else large_payload(data)
 
     def _forget_ahead(self) -> None:
-        """Forget what was written ahead, so that its memory is not kept: it was used, or is not.
+        """Forget a payload that was written ahead, so that its memory is freed.
 
-        What is still being written keeps others from its place.
+        One that is still being written stays: no other bytes may be written to its place.
         """
         if not self.placement.is_writing_ahead:
             self.placement.ahead = None

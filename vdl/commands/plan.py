@@ -126,7 +126,7 @@ def add(
                 fail(f"server {server} does not wait to be added: start it first")
             add_server(connection, server, parse_address(one.address))
             wait_for(connection, server, "joins", has_joined)
-        # Their racks and disks are known now. What was shown is made, or nothing.
+        # Racks and disks of the new servers are known now. Make the moves that were shown, or none.
         planner = Planner(_read_with(connection, ids), rate=rate)
         found_out = planner.why_not_as_planned(found, ids, rack)
         if found_out:

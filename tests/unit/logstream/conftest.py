@@ -343,6 +343,18 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
+def free_space(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
+    """Return the free space of disks, by directory; unlimited by default."""
+    found: dict[bytes, int] = {}
+    monkeypatch.setattr(
+        MemoryStore,
+        "has_room_for",
+        lambda store, size: size <= found.get(store.directory_id, 1 << 30),
+    )
+    return found
+
+
+@pytest.fixture
 def forgetful() -> Cluster:
     """Return hosts that keep very short logs of commands, and check retention often."""
     return Cluster(command_entries_kept=6, retention_check_ms=1_000)

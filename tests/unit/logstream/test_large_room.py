@@ -19,29 +19,17 @@ def _small_ones_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "LARGE_BATCH_BYTES", LARGE)
 
 
-@pytest.fixture
-def rooms(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
-    """Return the free space of disks, by directory; unlimited by default."""
-    found: dict[bytes, int] = {}
-    monkeypatch.setattr(
-        MemoryStore,
-        "has_room_for",
-        lambda store, size: size <= found.get(store.directory_id, 1 << 30),
-    )
-    return found
-
-
 def errors(*fates: list[Any]) -> list[ErrorCode | None]:
     """Return the error of each append, None if it is not known yet."""
     return [fate[0].error if fate else None for fate in fates]
 
 
 def test_leader_whose_disk_has_no_room_refuses_a_large_batch_and_goes_on(
-    cluster: Any, rooms: dict[bytes, int]
+    cluster: Any, free_space: dict[bytes, int]
 ) -> None:
     """All batches of one turn count together."""
     leader = cluster.leader(cluster.create_topic())
-    rooms[cluster.nodes[leader.leader_server].store.directory_id] = 5 * LARGE
+    free_space[cluster.nodes[leader.leader_server].store.directory_id] = 5 * LARGE
     fates = [cluster.append(leader, bytes(size * LARGE)) for size in (6, 3, 3)]
     fates.append(cluster.append(leader))
     cluster.run(500)
@@ -50,13 +38,13 @@ def test_leader_whose_disk_has_no_room_refuses_a_large_batch_and_goes_on(
 
 
 def test_follower_whose_disk_has_no_room_takes_a_large_batch_once_it_has(
-    cluster: Any, rooms: dict[bytes, int]
+    cluster: Any, free_space: dict[bytes, int]
 ) -> None:
     """Its other groups go on in the meantime."""
     group_id, other_id = cluster.create_topic(), cluster.create_topic("other")
     leader = cluster.leader(group_id)
     here = leader.leader_server % 3 + 1
-    rooms[cluster.nodes[here].store.directory_id] = 2 * LARGE
+    free_space[cluster.nodes[here].store.directory_id] = 2 * LARGE
     fates = [
         cluster.append(leader, bytes(3 * LARGE)),
         cluster.append(cluster.leader(other_id)),
@@ -66,7 +54,7 @@ def test_follower_whose_disk_has_no_room_takes_a_large_batch_once_it_has(
     host = cluster.nodes[here].host
     assert host.groups[group_id].node.last_index < leader.group.node.last_index
     assert host.stream(other_id).high_watermark == 1
-    rooms.clear()
+    free_space.clear()
     cluster.run(1_000)
     assert host.stream(group_id).high_watermark == 1
 

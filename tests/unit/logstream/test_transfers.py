@@ -123,14 +123,20 @@ def test_late_server_gives_its_leaderships_away_in_batches(cluster: Any, monkeyp
     assert led(cluster, groups)[1] == 0
 
 
-def test_leaderships_return_when_no_group_waits_to_be_elected(
-    cluster: Any, monkeypatch: Any
-) -> None:
+def away_from_home(cluster: Any, monkeypatch: Any) -> Any:
+    """Return groups whose first server is back, while one group waits to be elected."""
     groups = create_topics(cluster, TOPICS, first=3)
     cluster.nodes[3].crash()
     cluster.run(3_000)
     monkeypatch.setattr(Campaigns, "waiting", 1)
     cluster.nodes[3].start()
+    return groups
+
+
+def test_leaderships_return_when_no_group_waits_to_be_elected(
+    cluster: Any, monkeypatch: Any
+) -> None:
+    groups = away_from_home(cluster, monkeypatch)
     cluster.run(10_000)
     assert led(cluster, groups)[3] == 0
     monkeypatch.setattr(Campaigns, "waiting", 0)
@@ -141,11 +147,7 @@ def test_leaderships_return_when_no_group_waits_to_be_elected(
 def test_leaderships_return_although_some_groups_never_get_a_leader(
     cluster: Any, monkeypatch: Any
 ) -> None:
-    groups = create_topics(cluster, TOPICS, first=3)
-    cluster.nodes[3].crash()
-    cluster.run(3_000)
-    monkeypatch.setattr(Campaigns, "waiting", 1)
-    cluster.nodes[3].start()
+    groups = away_from_home(cluster, monkeypatch)
     cluster.run(STUCK_ROUNDS * 2_000)
     assert led(cluster, groups)[3] > 0
 

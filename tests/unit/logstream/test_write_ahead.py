@@ -159,26 +159,14 @@ def test_follower_that_is_probed_holds_one_copy(cluster: Any, slow: SlowStores) 
     assert group.log.last_index == leader.group.log.last_index
 
 
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
-    """Return the free space of disks, by directory; unlimited by default."""
-    found: dict[bytes, int] = {}
-    monkeypatch.setattr(
-        MemoryStore,
-        "has_room_for",
-        lambda store, size: size <= found.get(store.directory_id, 1 << 30),
-    )
-    return found
-
-
 def test_what_a_follower_holds_counts_on_its_disk(
-    cluster: Any, slow: SlowStores, free: dict[bytes, int], monkeypatch: pytest.MonkeyPatch
+    cluster: Any, slow: SlowStores, free_space: dict[bytes, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise several groups' payloads find the same free bytes, and land in one block."""
     leaders = [cluster.leader(cluster.create_topic(f"t{n}")) for n in range(3)]
     cluster.run(500)
     here = next(n for n in cluster.nodes.values() if n.id not in {s.leader_server for s in leaders})
-    free[here.store.directory_id] = 2 * LARGE + LARGE // 2
+    free_space[here.store.directory_id] = 2 * LARGE + LARGE // 2
     staged: list[int] = []
     append = MemoryStore.append
 
@@ -203,7 +191,7 @@ def test_what_a_follower_holds_counts_on_its_disk(
 
 
 def test_follower_whose_disk_filled_up_meanwhile_takes_the_append_later(
-    cluster: Any, slow: SlowStores, free: dict[bytes, int]
+    cluster: Any, slow: SlowStores, free_space: dict[bytes, int]
 ) -> None:
     """It drops what is behind the large one, too."""
     group_id = cluster.create_topic()
@@ -216,11 +204,11 @@ def test_follower_whose_disk_filled_up_meanwhile_takes_the_append_later(
     cluster.run(20)
     last = group.log.last_index
     assert len(group.ahead.held) == 2
-    free[here.store.directory_id] = LARGE - 1
+    free_space[here.store.directory_id] = LARGE - 1
     slow.end(here.store)
     cluster.run(500)
     assert (group.log.last_index, len(group.ahead.held), group.ahead.bytes) == (last, 0, 0)
-    free.clear()
+    free_space.clear()
     cluster.run(500)
     slow.end(here.store)
     cluster.run(500)
@@ -249,13 +237,13 @@ def test_batches_that_wait_count_in_memory(
 
 
 def test_batch_is_refused_where_the_disk_filled_up_meanwhile(
-    cluster: Any, slow: SlowStores, free: dict[bytes, int]
+    cluster: Any, slow: SlowStores, free_space: dict[bytes, int]
 ) -> None:
     leader = cluster.leader(cluster.create_topic())
     store = cluster.nodes[leader.leader_server].store
     fate = cluster.append(leader, bytes(LARGE))
     cluster.run(10)
-    free[store.directory_id] = LARGE - 1
+    free_space[store.directory_id] = LARGE - 1
     slow.end(store)
     cluster.run(10)
     assert errors(fate) == [ErrorCode.KAFKA_STORAGE_ERROR]

@@ -20,8 +20,8 @@ again, in a higher term, and so on for ever. So due groups wait in a queue here:
   same time when their own are written.
 * A campaign holds its place until the first entry of the new term commits: half of its messages
   are about that entry. Without answers it holds the place for one election timeout from the time at
-  which its peers have read its messages, and is not repeated before. What is unread shows in the
-  heartbeats that peers have acknowledged. So a server slows down with its peers. After
+  which its peers have read its messages, and is not repeated before. Acknowledged heartbeats
+  show what peers have read. So a server slows down with its peers. After
   `PLACE_TIMEOUTS` the place is free, as the groups in the queue may not need the slow peers; the
   campaign is still not repeated.
 """

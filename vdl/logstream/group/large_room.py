@@ -6,8 +6,8 @@ takes one at a time from each other server. Otherwise two servers that are full 
 they lead would wait for each other for ever.
 
 A staged batch that finds no space on the disk would block everything behind it, votes too. So the
-space is checked before, including what was taken in this turn and is not staged yet. What is
-written ahead counts from then on until it is staged or dropped.
+space is checked before, including batches that were taken in this turn and are not staged yet. A
+batch that is written ahead counts until it is staged or dropped.
 
 Does not depend on messages or clients.
 """
