@@ -20,7 +20,7 @@
 #   make hostile        10,000 silent connections on each port of a secured set, and forty hostile clients
 #                       beside its users
 #   make beside         latency beside hostile clients where every server has a processor of its own;
-#                       ONLY="groups tokens" selects kinds of requests; PERCENT=25 sets request.loop_percent
+#                       ONLY="groups tokens" selects kinds of requests
 #   make eos            long runs of exactly-once: Kafka Streams, Connect and Flink with kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       tests of properties with new random examples; TIMES=10
@@ -79,7 +79,6 @@ CI_STAGES ?=
 BENCH_ARGS ?=
 export PEER ?=
 export PEER_COMMAND ?=
-export PERCENT ?= 100
 # Quiet: pip warns of editable installations, which are intended here.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
