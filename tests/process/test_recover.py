@@ -239,8 +239,10 @@ def test_survivor_leads_alone_and_the_set_becomes_whole(servers: Servers) -> Non
     assert "not the cluster id" in error
     assert contents(survivor) == before
 
+    starts = servers.log(1).count("event=recovered")
     servers.start(1)
-    until(lambda: "in use" in vdl("recover", str(survivor))[2], "the server has its directory")
+    # The command locks the directory too: a server that starts meanwhile would be refused.
+    until(lambda: servers.log(1).count("event=recovered") > starts, "the server has its directory")
     code, _, error = vdl("recover", str(survivor), "--accept-data-loss", f"--yes={old_id}")
     assert code == 1
     assert "in use by a running server" in error
