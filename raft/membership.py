@@ -27,6 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, assert_never
 
 from ids import NodeId
@@ -42,6 +43,8 @@ from raft.types import (
 )
 
 _EMPTY: Final[frozenset[NodeId]] = frozenset()
+MEMBERSHIPS_SHARED: Final = 1_024
+"""Most memberships that are kept to be shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,12 @@ class Membership:
         )
 
 
+@lru_cache(maxsize=MEMBERSHIPS_SHARED)
 def restored(state: ConfState) -> Membership:
-    """Return the membership held by a snapshot or a storage. Raises InvalidConfChange."""
+    """Return the membership held by a snapshot or a storage. Raises InvalidConfChange.
+
+    Groups with the same members share one value.
+    """
     return _checked(
         Membership(
             incoming=frozenset(state.voters),

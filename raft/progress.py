@@ -14,7 +14,6 @@ disk holds. The object exists as long as the member does; a new term resets it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
@@ -51,7 +50,7 @@ class Inflights:
     def __init__(self, msgs_max: int, bytes_max: int = NO_LIMIT) -> None:
         self.msgs_max = msgs_max
         self.bytes_max = bytes_max
-        self._sent: deque[tuple[Index, int]] = deque()
+        self._sent: list[tuple[Index, int]] = []
         self._bytes = 0
         self.is_full = False
         """True if nothing more may be sent. One message may exceed the limit in bytes."""
@@ -69,8 +68,13 @@ class Inflights:
     def free_to(self, index: Index) -> None:
         """Remove the messages up to `index`, which was acknowledged."""
         sent = self._sent
-        while sent and sent[0][0] <= index:
-            self._bytes -= sent.popleft()[1]
+        freed = 0
+        for last, payload_bytes in sent:
+            if last > index:
+                break
+            self._bytes -= payload_bytes
+            freed += 1
+        del sent[:freed]
         self.is_full = len(sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def clear(self) -> None:

@@ -30,7 +30,8 @@ from ids import NO_INDEX, Index, Offset
 from segments.api import EntryLike
 from segments.format.frame import FRAME_BYTES
 
-CHUNK_BYTES_MIN = 4 << 10
+CHUNK_BYTES_MIN = 512
+"""Size of a log's first chunk. Chunks double; most logs of a large set hold little."""
 CHUNK_BYTES_MAX = (1 << 20) + (4 << 10)
 """A mebibyte, plus the header of a batch of that size."""
 SPARE_CHUNKS_MAX = 8

@@ -52,6 +52,7 @@ from vdl.logstream.membership.replicas import (
     CatalogObserver,
     Placement,
     Replicas,
+    replica_id_set,
     replica_ids,
 )
 from vdl.logstream.membership.transfers import Transfers
@@ -742,7 +743,7 @@ class Host:
                 partition=self.state.told_of(group.group_id),
                 applied=group.applied,
             )
-        group.on_loading = partial(self._loading_changed, group)
+        group.on_loading = self._loading_changed
         self._run_group(group)
 
     def _loading_changed(self, group: Group) -> None:
@@ -851,10 +852,10 @@ class Host:
         move = self.catalog.move(group.group_id)
         group.placement = tuple(replica_ids(replicas))
         group.leaving = tuple(replica_ids(move.leaving))
-        group.adding = frozenset(
-            replica_ids([r for r in replicas if move.origin and r.server_id not in move.origin])
+        group.adding = replica_id_set(
+            tuple(r for r in replicas if move.origin and r.server_id not in move.origin)
         )
-        group.observers = frozenset(replica_ids(self.catalog.observers(group.group_id)))
+        group.observers = replica_id_set(tuple(self.catalog.observers(group.group_id)))
         group.wanted_revision = move.revision
         group.to_finish = move.is_open
         in_sync = self.in_sync.get(group.group_id)

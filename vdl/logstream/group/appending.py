@@ -11,7 +11,6 @@ Does not depend on readers, deletions or the wire format.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ids import NO_INDEX, Index, ServerId
@@ -90,10 +89,10 @@ class Appending:
         """Index of the entry whose replication is measured, appended at `_measured_ns`; NO_INDEX:
         none. Invariant: this leader appended it, in its present term."""
         self._measured_ns = 0
-        self.held: deque[Append] = deque()
+        self.held: list[Append] = []
         """Batches that are not appended yet, in order of arrival. Invariant: none of them is in the
-        log; always the same deque, which `LogStream.held` also refers to."""
-        self.waiters: deque[Append] = deque()
+        log; always the same list, which `LogStream.held` also refers to."""
+        self.waiters: list[Append] = []
         """Appends whose entries are not known to be committed. Invariant: ordered by index; each
         was appended in a term that this replica led, or is a retry of such a batch."""
         self.uncopied: list[Append] = []
@@ -307,20 +306,20 @@ class Appending:
     def append_verified(self, verified: Sequence[Append]) -> None:
         """Append the batches of a producer whose transaction is open, before all held ones."""
         # The held ones may include a later batch of the same producer.
-        self.held.extendleft(reversed(verified))
+        self.held[:0] = verified
         self.append_held()
 
     def append_held(self) -> None:
         """Append the held batches, in order, up to one that there is no room for."""
         held, group = self.held, self._stream.group
         while held:
-            first = held.popleft()  # the call may change the queue
+            first = held.pop(0)  # the call may change the queue
             batch = first.batch
             first.appended_ns = self._measures.now_ns()
             if not group.accepts_appends:
                 self._answer_without_room(first)
             elif not self._append(first):
-                held.appendleft(first)
+                held.insert(0, first)
                 return
             if len(batch) >= group.ahead.bytes_min:
                 group.ahead.drop(batch)
@@ -338,8 +337,14 @@ class Appending:
                 measures = self._measures
                 measures.replication.observe(measures.now_ns() - self._measured_ns)
             self._measured = NO_INDEX
-        while waiters and waiters[0].index <= commit:
-            waiter = waiters.popleft()
+        done = 0
+        for waiter in waiters:
+            if waiter.index > commit:
+                break
+            done += 1
+        completed = waiters[:done]
+        del waiters[:done]
+        for waiter in completed:
             # A leader deposed in this turn may see its entry overwritten by one of a later term
             # at the same index. Such an entry will certainly never be read.
             if waiter.term == leads_in or log.term(waiter.index) == waiter.term:

@@ -8,7 +8,6 @@ Does not depend on records, or on how a command is applied.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -50,7 +49,7 @@ class Commands:
     def __init__(self, stream: Stream, transactions: Transactions, options: HostOptions) -> None:
         self._stream = stream
         self._transactions = transactions
-        self.waiting: deque[Pending[Outcome]] = deque()
+        self.waiting: list[Pending[Outcome]] = []
         """Commands of other groups that wait to be applied. Invariant: ordered by index; each was
         appended in this term."""
         self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
@@ -115,15 +114,15 @@ class Commands:
         """Answer the command at `index`, and those before it."""
         while self.waiting and self.waiting[0].index <= index:
             # No other leader can have overwritten it: otherwise the queue would be empty.
-            self.waiting.popleft().done(Outcome(OutcomeKind.APPLIED, answer))
+            self.waiting.pop(0).done(Outcome(OutcomeKind.APPLIED, answer))
 
     def expire(self, now_ns: int) -> None:
         """Answer commands past their deadline: they may still be applied."""
         # `iter` keeps `end_all` from searching the queue for an answer.
         end_all(iter(take_late(self.waiting, now_ns)), UNKNOWN)
 
-    def leadership_lost(self) -> deque[Pending[Outcome]]:
+    def leadership_lost(self) -> list[Pending[Outcome]]:
         """Remove and return the waiting commands, whose outcome is unknown now."""
         self._expiry_index = 0
-        waiting, self.waiting = self.waiting, deque()
+        waiting, self.waiting = self.waiting, []
         return waiting

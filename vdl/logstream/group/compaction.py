@@ -24,7 +24,6 @@ Does not depend on topics, their settings, or how entries are rewritten.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,7 +92,7 @@ class CompactedMarks:
     __slots__ = ("_marks",)
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[Index, int]] = deque()
+        self._marks: list[tuple[Index, int]] = []
         """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
 
     @property
@@ -119,5 +118,5 @@ class CompactedMarks:
         marks = self._marks
         before_ns = now_ns - retention_ms * MS
         while len(marks) > 1 and marks[1][1] <= before_ns:
-            marks.popleft()
+            del marks[0]
         return marks[0][0] if marks and marks[0][1] <= before_ns else NO_INDEX

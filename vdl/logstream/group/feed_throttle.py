@@ -21,7 +21,6 @@ Does not depend on what is read, what moves, or what a key stands for.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -225,7 +224,7 @@ class Gain:
     __slots__ = ("_fed", "_seen")
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, int]] = deque()
+        self._seen: list[tuple[int, int]] = []
         """(time, the log's last index), oldest first: the last `GAIN_NS`, and one before."""
         self._fed: dict[Hashable, tuple[int, int]] = {}
         """By follower: when it was last fed, and how many entries."""
@@ -244,7 +243,7 @@ class Gain:
         if not seen or now_ns > seen[-1][0]:
             seen.append((now_ns, last_index))
         while len(seen) > 2 and now_ns - seen[1][0] >= GAIN_NS:
-            seen.popleft()
+            del seen[0]
         since_ns, before = seen[0]
         written = last_index - before
         if written <= 0 or now_ns <= since_ns:

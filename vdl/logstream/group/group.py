@@ -227,7 +227,9 @@ class Group:
         votes and acknowledges, and its state is not used."""
         self.on_whole: Callable[[], None] | None = None
         """Called once, when the state is whole; only if it was not from the beginning."""
-        self.on_loading: Callable[[], None] | None = None  # called when `is_loading` has changed
+        self.on_loading: Callable[[Group], None] | None = (
+            None  # called when `is_loading` has changed
+        )
         self.apply_stalled = False
         """True if the next entries to apply could not be read: see `retry_apply`."""
         self.meta_applied = applied
@@ -524,7 +526,7 @@ class Group:
 
         self._encodings.add(self._state.load(state.pieces, loaded))
         if self.on_loading is not None:
-            self.on_loading()
+            self.on_loading(self)
 
     def _loaded(self) -> None:
         """Apply what waited for the state to be loaded."""
@@ -532,7 +534,7 @@ class Group:
         for message in self._state.take_unapplied():
             self.apply(message)
         if self.on_loading is not None:
-            self.on_loading()
+            self.on_loading(self)
 
     def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
         """Take the state that another replica made of entries which this one has and cannot read.

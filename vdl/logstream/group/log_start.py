@@ -10,7 +10,6 @@ Does not depend on how records are appended, or on how a log is trimmed.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 import segments.api as storage
@@ -46,7 +45,7 @@ class LogStart:
     def __init__(self, stream: Stream, outbox: Outbox) -> None:
         self._stream = stream
         self._outbox = outbox
-        self.deletions: deque[Pending[ErrorCode]] = deque()
+        self.deletions: list[Pending[ErrorCode]] = []
         """Deletions that wait to be applied. Invariant: ordered by index; each is of this term."""
         self._untimed = UntimedSegments()
         self.push_back: PushBack | None = None
@@ -169,7 +168,7 @@ class LogStart:
     def applied(self, index: Index) -> None:
         """Answer the deletions up to `index`."""
         while self.deletions and self.deletions[0].index <= index:
-            self.deletions.popleft().done(ErrorCode.NONE)
+            self.deletions.pop(0).done(ErrorCode.NONE)
 
     def expire(self, now_ns: int) -> None:
         """Answer deletions past their deadline."""
@@ -179,5 +178,5 @@ class LogStart:
         """Forget the followers of this term. Return the deletions, whose outcome is unknown."""
         self.push_back = None
         self._taken = {}
-        deletions, self.deletions = self.deletions, deque()
+        deletions, self.deletions = self.deletions, []
         return deletions

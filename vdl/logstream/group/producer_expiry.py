@@ -24,7 +24,6 @@ Does not depend on sequence numbers, or on what a command does.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -64,7 +63,7 @@ class ProducerMarks:
 
     def __init__(self, expiration_ns: int) -> None:
         self._expiration_ns = expiration_ns
-        self._marks: deque[tuple[Index, int]] = deque()
+        self._marks: list[tuple[Index, int]] = []
         """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
 
     def note(self, index: Index | None, now_ns: int) -> None:
@@ -88,7 +87,7 @@ class ProducerMarks:
         marks = self._marks
         before_ns = now_ns - self._expiration_ns
         while len(marks) > 1 and marks[1][1] <= before_ns:
-            marks.popleft()
+            del marks[0]
         assert len(marks) <= PARTS + 2, len(marks)
         return marks[0][0] if marks and marks[0][1] <= before_ns else NO_INDEX
 

@@ -8,7 +8,6 @@ leadership ends or the deadline passes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from ids import Index
@@ -31,7 +30,7 @@ class ReadRounds:
         """Requests without a round yet."""
         self._rounds: dict[bytes, list[Pending[bool]]] = {}
         """Requests of the rounds that are not confirmed, by the context of the round."""
-        self.answerable: deque[tuple[Index, list[Pending[bool]]]] = deque()
+        self.answerable: list[tuple[Index, list[Pending[bool]]]] = []
         """Confirmed requests, and the index whose application answers them."""
         self._number = 0
 
@@ -59,7 +58,7 @@ class ReadRounds:
     def applied(self, index: Index) -> None:
         """Answer the requests that waited for `index` to be applied."""
         while self.answerable and self.answerable[0][0] <= index:
-            for ask in self.answerable.popleft()[1]:
+            for ask in self.answerable.pop(0)[1]:
                 ask.done(True)
 
     def fail(self) -> None:

@@ -15,7 +15,6 @@ Does not depend on batches or clients.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import segments.api as storage
@@ -55,7 +54,7 @@ class WriteAhead:
         """True if nothing waits any more for what is being written."""
         self._written: storage.Buffer | None = None
         """The last payload that was written ahead, or could not be: it may be appended."""
-        self.held: deque[MsgApp] = deque()
+        self.held: list[MsgApp] = []
         """Appends of one leader and term, each follows the one before. Invariant: if there are any,
         the first has a payload that is wanted or being written, and `on_release` follows."""
         self._behind_bytes = 0
@@ -194,9 +193,9 @@ class WriteAhead:
         self.held.append(message)
         return True
 
-    def take_held(self) -> deque[MsgApp]:
+    def take_held(self) -> list[MsgApp]:
         """Take the appends that are to be stepped now."""
-        held, self.held, self.on_release = self.held, deque(), None
+        held, self.held, self.on_release = self.held, [], None
         self._behind_bytes = 0
         return held
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import segments.api as storage
@@ -37,6 +38,9 @@ from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import GroupInfo
 from vdl.state.reassignment import FIRST_REPLICA, ReplicaInfo
+
+SETS_SHARED = 1_024
+"""Most sets of replica ids that are kept to be shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ class Hosting(Protocol):
 def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
     """Return the Raft ids of replicas, in their order."""
     return [replica_id_of(replica.server_id, replica.replica_number) for replica in replicas]
+
+
+@lru_cache(maxsize=SETS_SHARED)
+def replica_id_set(replicas: tuple[ReplicaInfo, ...]) -> frozenset[NodeId]:
+    """Return the Raft ids of replicas. Groups with the same replicas share one set."""
+    return frozenset(replica_ids(replicas))
 
 
 class Replicas:

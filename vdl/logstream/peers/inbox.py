@@ -249,9 +249,8 @@ class Inbox:
 
     def _release(self, group: Group, server_id: ServerId) -> None:
         """Step the appends of a leader that its follower has held, in order."""
-        held = group.ahead.take_held()
+        first, *held = group.ahead.take_held()
         group.ahead.forget()
-        first = held.popleft()
         size = len(first.entries[0].data)
         large_room = self._state.large_room
         is_large = size > LARGE_BATCH_BYTES
