@@ -25,12 +25,12 @@ ROUNDS = ("accepted", "preferred", "required")
 SETTLED_ACKS = 50
 
 
-def wait_in_sync(replica_set: ReplicaSet) -> None:
+def wait_in_sync(replica_set: ReplicaSet, topic: str = TOPIC) -> None:
     """Wait until every server has a replica of the topic that is in sync."""
     deadline = time.monotonic() + HEALTHY_SECONDS_MAX
     while True:
         admin = AdminClient({"bootstrap.servers": replica_set.bootstrap, **QUIET})
-        partition = admin.list_topics(TOPIC, timeout=HEALTHY_SECONDS_MAX).topics[TOPIC].partitions
+        partition = admin.list_topics(topic, timeout=HEALTHY_SECONDS_MAX).topics[topic].partitions
         if 0 in partition and len(partition[0].isrs) == replica_set.nodes:
             return
         assert time.monotonic() < deadline, f"in sync: {partition}"
