@@ -1,6 +1,6 @@
-"""Memory that an idle replica of a partition costs a server, by the interpreter's own account.
+"""Memory that an idle replica of a partition costs a server, as the interpreter counts it.
 
-A large set has thousands of replicas that nobody uses, so each object that a replica creates in
+A large set has thousands of idle replicas, so each object that a replica creates in
 advance is paid for thousands of times: an empty `deque` has 624 bytes, an empty set 216.
 
 Not counted: the simulator's memory, and what C libraries allocate.
