@@ -458,10 +458,12 @@ class StartBudget:
                     break
                 # Serve at least one request, even if the small ones used up the turn.
                 self._end_ns = now_ns + 1 if is_first else self._later_ns(now_ns)
-            is_first = False
             starter = self._line.first().line.first()
             self._judge(starter)
             self._end_ns = min(self._end_ns, began_ns + self._long_ns)
+            if is_first:
+                self._end_ns = max(self._end_ns, now_ns + 1)
+            is_first = False
             now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, self._end_ns))
         self._end_ns = self.until_ns = 0
         self.turn_ns = now_ns - began_ns

@@ -301,9 +301,10 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
     return world
 
 
-def ask(client: Client, count: int = 1) -> None:
+def ask(client: Client, count: int = 1, software: str = "x") -> None:
     """Send `count` requests that arrive in one read."""
-    body = b"".join(codec(API_VERSIONS).encode_request(ApiVersionsRequest("x", "1"), 3))
+    request = ApiVersionsRequest(software, "1")
+    body = b"".join(codec(API_VERSIONS).encode_request(request, 3))
     frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
     into = client.session.connection.get_buffer()
     assert len(into) >= len(frames), "more than one read"

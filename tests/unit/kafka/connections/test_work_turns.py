@@ -130,6 +130,21 @@ def test_other_principal_waits_for_one_slice(costly: CostlyWorld) -> None:
         costly.run(7)
 
 
+@pytest.mark.parametrize("cost_ns", [MS // 10, SLICE_NS, MS])
+def test_long_request_starts_beside_small_ones(costly: CostlyWorld, cost_ns: int) -> None:
+    """Also if one small request takes all of a slice, while another principal sends records."""
+    costly.cost_ns = cost_ns
+    producer, other = costly.client(("10.0.0.3", 5000)), costly.client(OTHER)
+    each_ms(costly, lambda: record_of(producer, costly))
+    Crowd(costly, 2)
+    costly.run(100)
+    asked_ns = costly.clock.now_ns()
+    ask(other, software="x" * 300)
+    while not other.answers():
+        assert costly.time.step()
+        assert costly.clock.now_ns() - asked_ns < 1_000 * MS, "it never starts"
+
+
 def record_of(client: Client, world: CostlyWorld) -> None:
     """Note a record of a client as a Produce that starts does."""
     turn, asker = world.frontend.turn, client.session.admission.asker
