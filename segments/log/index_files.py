@@ -83,7 +83,8 @@ class IndexFiles:
         with IndexReader(self) as reader:
             while first < end:
                 start = Index(max(first, (end - 1) // self.index_entries * self.index_entries))
-                with contextlib.suppress(IndexDamaged):  # no such file
+                with contextlib.suppress(IndexDamaged):
+                    reader.open(start)  # without its file, all of its entries are passed over
                     start = Index(max(start, end - _LOOK_BACK))
                     block = reader.block(start, end)
                     for n in reversed(range(block.count)):
@@ -123,16 +124,22 @@ class IndexReader:
     def block(self, first: Index, end: Index) -> IdxBlock:
         """Return the Idx of entries from `first` up to `end` or the end of their index file."""
         files = self._files
-        number, position = place(first, files.index_entries)
+        file = self.open(first)
+        _, position = place(first, files.index_entries)
+        count = min(end - first, files.index_entries - first % files.index_entries)
+        data = _read_rows(file, count, position)
+        return IdxBlock(data, files.log_id, first, count)
+
+    def open(self, index: Index) -> File:
+        """Return the file that an entry's Idx belongs to. Raise IndexDamaged if there is none."""
+        number, _ = place(index, self._files.index_entries)
         if self._file is None or number != self._number:
             if self._file is not None:
                 self._file.close()
             self._file = None
-            self._file = files.open_index(number, first)
+            self._file = self._files.open_index(number, index)
             self._number = number
-        count = min(end - first, files.index_entries - first % files.index_entries)
-        data = _read_rows(self._file, count, position)
-        return IdxBlock(data, files.log_id, first, count)
+        return self._file
 
 
 @dataclass(frozen=True, slots=True)
