@@ -58,6 +58,7 @@ window's entry.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from struct import Struct
@@ -211,7 +212,7 @@ class Overlay:
 
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
-        self.unstable: list[tuple[Index, Offset]] = []
+        self.unstable: deque[tuple[Index, Offset]] | None = None
         """(index, base offset) of the transactional batches among them."""
         self._unknown: dict[int, tuple[int, int]] = {}
         """Unknown producer's id → (epoch, sequence number) of its newest refused batch.
@@ -222,7 +223,7 @@ class Overlay:
     def clear(self) -> None:
         """Drop everything at the end of leadership: the outcome is unknown here."""
         self.producers.clear()
-        self.unstable.clear()
+        self.unstable = None
         self._unknown.clear()
 
     def note_unknown(self, producer_id: int, epoch: int, base_sequence: int) -> bool:
@@ -256,6 +257,8 @@ class Overlay:
         last = (base_sequence + record_count - 1) % SEQUENCE_END
         producer.window.append(Batch(base_sequence, last, base_offset, index, timestamp))
         if is_transactional:
+            if self.unstable is None:
+                self.unstable = deque()  # made when needed: an empty one has 760 bytes
             self.unstable.append((index, base_offset))
             producer.first_offset = base_offset
 
@@ -284,7 +287,7 @@ class Overlay:
     def committed(self, producer_id: int, index: Index) -> None:
         """Drop entries up to `index`: they are applied, and `Producers` holds them now."""
         while self.unstable and self.unstable[0][0] <= index:
-            del self.unstable[0]
+            self.unstable.popleft()
         producer = self.producers.get(producer_id)
         if producer is None:
             return

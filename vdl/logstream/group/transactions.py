@@ -169,7 +169,7 @@ class Transactions:
         # All producers under verification may begin one. Those of the overlay may be open already.
         begun = len(producers.open) + len(self.verifying) + len(self.verified)
         is_full = (
-            begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
+            begun + len(self._overlay.unstable or ()) >= OPEN_TRANSACTIONS_MAX
             and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
         )
         if is_full:
