@@ -7,8 +7,14 @@ second. All other commands are a click application in `vdl.commands.app`.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+
+SIGNALLED = 128
+"""Exit code of a command that a signal ended, less the signal's number."""
+INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 def main() -> int:
@@ -26,9 +32,23 @@ def main() -> int:
         from vdl.commands.serve import serve
 
         return serve(arguments[1:])
-    from vdl.commands.app import run_app
+    try:
+        from vdl.commands.app import run_app
 
-    return run_app(arguments)
+        code = run_app(arguments)
+    except KeyboardInterrupt:  # while modules are loaded
+        code = INTERRUPTED
+    if code > SIGNALLED:
+        _end_now(code)
+    return code
+
+
+def _end_now(code: int) -> None:
+    """End the process without a wait for its threads: some wait for servers that hang."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _open_standard_files() -> None:

@@ -41,8 +41,6 @@ def run(commands: Commands, line: str, **variables: str) -> Done:
         assert words[0] in MAKERS, line
         data = subprocess.run(words, input=data, capture_output=True, check=True).stdout
     assert last[0] == "vdl", line
-    if last[1] == "status":  # it takes no variable
-        last += ["--bootstrap", commands.bootstrap]
     return commands.run(*last[1:], data=data, **variables)
 
 

@@ -105,7 +105,7 @@ def _machine(data: Path | None, path: Path | None) -> Generator[Finding]:
 
 
 def _cluster(cluster: Cluster, *, writes: bool) -> Generator[Finding]:
-    where = addresses(cluster.connection.bootstrap)
+    where, wait = addresses(cluster.connection.bootstrap), cluster.timeout_seconds
     try:
         # The names are those of librdkafka, so a file of a Java client serves as well.
         settings = parse_client_settings(cluster.properties(), cluster.connection.source, Path())
@@ -114,11 +114,11 @@ def _cluster(cluster: Cluster, *, writes: bool) -> Generator[Finding]:
         yield from _metadata(cluster)
     else:
         is_reached = False
-        for finding in cluster_findings(where, settings):
+        for finding in cluster_findings(where, settings, timeout_seconds=wait):
             is_reached = is_reached or finding.name.startswith(SERVER)
             yield finding
         if is_reached:
-            yield from vdl_findings(where, settings)
+            yield from vdl_findings(where, settings, timeout_seconds=wait)
     if writes:
         yield from _written(cluster)
     else:

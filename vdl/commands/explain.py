@@ -50,13 +50,15 @@ def _question(name: str) -> Callable[[Callable[..., Question]], click.Command]:
             profile: str | None,
             bootstrap: str | None,
             config: Path | None,
+            timeout: float | None,
             as_json: bool,
             **values: Any,
         ) -> int:
-            where = {"profile": profile, "bootstrap": bootstrap, "config": config}
+            where: dict[str, Any] = {"profile": profile, "bootstrap": bootstrap, "config": config}
             if all(text is None for text in where.values()):
-                where = context.obj
-            return _run(function(**values), resolve(**where), as_json=as_json)  # type: ignore[arg-type]  # the options' own types
+                where |= {name: context.obj[name] for name in where}
+            where["timeout"] = context.obj["timeout"] if timeout is None else timeout
+            return _run(function(**values), resolve(**where), as_json=as_json)
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
@@ -70,7 +72,11 @@ def _run(question: Question, where: Connection, *, as_json: bool) -> int:
         settings = admin_settings(where)
         with progress("asking the servers"):
             facts = collect_facts(
-                addresses(where.bootstrap), settings, topic=question.topic, group=question.group
+                addresses(where.bootstrap),
+                settings,
+                topic=question.topic,
+                group=question.group,
+                timeout_seconds=where.timeout_seconds,
             )
     except (Unreachable, ClientSettingsError) as error:
         raise click.ClickException(str(error)) from error

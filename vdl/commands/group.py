@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options
 from vdl.commands.output import emit, fail, json_option, progress, say, table
 from vdl.commands.resources import group_reset
 from vdl.commands.resources.group_facts import (
@@ -298,7 +298,7 @@ def delete(
         with progress("deleting"):
             asked = [one.group for one in chosen]
             admin = cluster.admin()
-            futures = admin.delete_consumer_groups(asked, request_timeout=REQUEST_SECONDS)
+            futures = admin.delete_consumer_groups(asked, request_timeout=cluster.timeout_seconds)
             refused = refusals(cluster, futures)
     groups: list[dict[str, Any]] = [
         {"group": one.group, "type": one.type, "state": one.state} for one in chosen

@@ -78,7 +78,11 @@ def status(
         try:
             settings = admin_settings(connection)
             with progress("asking the servers"):
-                cluster = collect(addresses(connection.bootstrap), settings)
+                cluster = collect(
+                    addresses(connection.bootstrap),
+                    settings,
+                    timeout_seconds=connection.timeout_seconds,
+                )
         except (Unreachable, ClientSettingsError) as error:
             raise click.ClickException(str(error)) from error
         if watch is not None and not as_json:

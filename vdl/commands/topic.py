@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, cluster_options
+from vdl.commands.cluster.cluster_options import Cluster, cluster_options
 from vdl.commands.output import emit, json_option, progress, say, table
 from vdl.commands.resources import topic_plans
 from vdl.commands.resources.topic_facts import (
@@ -111,7 +111,7 @@ def create(
     ]
     with progress("creating"):
         futures = cluster.admin().create_topics(
-            new, validate_only=validate_only, request_timeout=REQUEST_SECONDS
+            new, validate_only=validate_only, request_timeout=cluster.timeout_seconds
         )
         refused = refusals(cluster, futures)
     existing = {name for name, why in refused.items() if why.startswith("TOPIC_ALREADY_EXISTS")}
@@ -315,7 +315,9 @@ def delete(
     def apply() -> dict[str, str]:
         with progress("deleting"):
             admin = cluster.admin()
-            return refusals(cluster, admin.delete_topics(chosen, request_timeout=REQUEST_SECONDS))
+            return refusals(
+                cluster, admin.delete_topics(chosen, request_timeout=cluster.timeout_seconds)
+            )
 
     _planned(
         {"topics": plan},

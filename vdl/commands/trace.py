@@ -94,13 +94,18 @@ def trace(
         for_ms * _MS,
         requests_max,
     )
-    settings = _settings(cluster)
+    settings, wait = _settings(cluster), cluster.timeout_seconds
     try:
-        servers = servers_of(addresses(cluster.connection.bootstrap), settings)
+        servers = servers_of(
+            addresses(cluster.connection.bootstrap), settings, timeout_seconds=wait
+        )
     except (Unreachable, ClientSettingsError) as error:
         raise click.ClickException(str(error)) from error
     client_ms: float | None = None
-    with Interrupts() as interrupts, TracingCluster(servers, settings) as tracing:
+    with (
+        Interrupts() as interrupts,
+        TracingCluster(servers, settings, timeout_seconds=wait) as tracing,
+    ):
         if slowest:
             tracing.slowest()
         elif send_to is not None:

@@ -82,11 +82,6 @@ class ConsoleClient(KafkaClient):
         found: bytes = answer.auth_bytes
         return found
 
-    def limit(self, seconds: float) -> None:
-        """Set the longest time without progress."""
-        self._timeout_seconds = seconds
-        self._socket.settimeout(seconds)
-
     def interrupt(self) -> None:
         """End the connection, from any thread: a call that waits raises Unreachable."""
         found: Any = getattr(self, "_socket", None)

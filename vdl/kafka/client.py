@@ -26,6 +26,8 @@ API_VERSIONS_VERSION = 3
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 CLIENT_ID = "vdl-cli"
 RESPONSE_BYTES_MAX = 100 << 20
+CONTACT_SECONDS = 5.0
+"""Longest wait for a server's first answers: a connection, the handshakes and the login."""
 
 _LENGTH = Struct(">i")
 _CLOSED = "closed the connection"
@@ -59,6 +61,7 @@ class KafkaClient:
     ) -> None:
         """Prepare a client; it connects when it is entered.
 
+        `timeout_seconds`: longest wait for an answer; for the first ones at most CONTACT_SECONDS.
         `settings`: how the connection is secured; None: not at all. `module`: finds the codec of
         an API.
         """
@@ -68,6 +71,8 @@ class KafkaClient:
         self._client_id = client_id
         self._module = module
         self._timeout_seconds = timeout_seconds
+        self._wait = min(timeout_seconds, CONTACT_SECONDS)
+        """Longest wait for the next answer."""
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
         self._problem = ""
@@ -76,7 +81,7 @@ class KafkaClient:
     def __enter__(self) -> Self:
         place = self._host, self._port
         try:
-            self._socket = socket.create_connection(place, timeout=self._timeout_seconds)
+            self._socket = socket.create_connection(place, timeout=self._wait)
         except OSError as error:
             raise Unreachable(self._address, self._words(error)) from error
         except UnicodeError as error:  # Python cannot look up an invalid host name
@@ -89,6 +94,7 @@ class KafkaClient:
         except BaseException:
             self._socket.close()
             raise
+        self.limit(self._timeout_seconds)
         return self
 
     def __exit__(
@@ -98,6 +104,11 @@ class KafkaClient:
         traceback: TracebackType | None,
     ) -> None:
         self._socket.close()
+
+    def limit(self, seconds: float) -> None:
+        """Set the longest time without progress."""
+        self._wait = seconds
+        self._socket.settimeout(seconds)
 
     def _secure(self) -> None:
         """Start TLS on the connection, if the settings require it."""
@@ -213,7 +224,7 @@ class KafkaClient:
 
     def _words(self, error: OSError) -> str:
         if isinstance(error, TimeoutError):
-            return f"no answer within {self._timeout_seconds:g} s"
+            return f"no answer within {self._wait:g} s"
         return error.strerror or str(error)
 
     def _receive(self) -> memoryview:

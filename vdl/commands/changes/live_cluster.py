@@ -120,7 +120,12 @@ def read_cluster(connection: Connection) -> LiveCluster:
             except (AdminError, Unreachable):
                 return  # its state is known all the same
 
-        status, answers = collect_answers(addresses(connection.bootstrap), settings, ask_more)
+        status, answers = collect_answers(
+            addresses(connection.bootstrap),
+            settings,
+            ask_more,
+            timeout_seconds=connection.timeout_seconds,
+        )
     except (Unreachable, ClientSettingsError) as error:
         fail(str(error))
     if not members:

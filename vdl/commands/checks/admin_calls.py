@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 from ids import ServerId
 from rpc.errors import AdminError, TlsFailed
 from vdl.commands.checks.cluster_status import (
-    ADMIN_TIMEOUT_SECONDS,
     DESCRIBE_CLUSTER_KEY,
     find_admin,
 )
@@ -61,9 +60,12 @@ def _admin_clients(
     from rpc.admin_client import AdminClient  # gRPC takes a while to load
 
     tried: set[ServerId] = set()
+    wait = connection.timeout_seconds
     for address in addresses(connection.bootstrap):
         try:
-            with KafkaClient(address.host, address.port, settings=settings) as kafka:
+            with KafkaClient(
+                address.host, address.port, settings=settings, timeout_seconds=wait
+            ) as kafka:
                 everyone = DescribeClusterRequest(include_fenced_brokers=True)
                 brokers = kafka.request(DESCRIBE_CLUSTER_KEY, everyone).brokers
         except Unreachable as error:
@@ -75,7 +77,9 @@ def _admin_clients(
                 continue
             tried.add(server_id)
             try:
-                with KafkaClient(place.host, place.port, settings=settings) as kafka:
+                with KafkaClient(
+                    place.host, place.port, settings=settings, timeout_seconds=wait
+                ) as kafka:
                     admin = find_admin(kafka, server_id, place)
             except Unreachable as error:
                 problems[str(error)] = None
@@ -85,6 +89,6 @@ def _admin_clients(
                 AdminClient(
                     (admin.host, admin.port),
                     files=settings.admin_files(),
-                    timeout_s=ADMIN_TIMEOUT_SECONDS,
+                    timeout_s=wait,
                 ),
             )

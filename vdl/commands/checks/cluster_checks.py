@@ -13,13 +13,14 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from vdl.commands.checks.cluster_status import collect
 from vdl.commands.checks.finding import Finding, examples, fail, ok, skip, warn
+from vdl.commands.cluster.connection import TIMEOUT_SECONDS
+from vdl.commands.workers import Workers
 from vdl.config.values import Address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
@@ -57,7 +58,9 @@ class Probe:
     """End of the server's certificate."""
 
 
-def probe(address: Address, settings: ClientSettings) -> Probe:
+def probe(
+    address: Address, settings: ClientSettings, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Probe:
     """Connect to an address, log in, and ask for versions and metadata."""
     found = Probe(address)
     try:
@@ -70,7 +73,7 @@ def probe(address: Address, settings: ClientSettings) -> Probe:
     began = time.monotonic()
     try:
         with KafkaClient(
-            address.host, address.port, timeout_seconds=CONNECT_SECONDS, settings=settings
+            address.host, address.port, timeout_seconds=timeout_seconds, settings=settings
         ) as client:
             found.seconds = time.monotonic() - began
             answers = client.requests(
@@ -125,11 +128,16 @@ def certificate_end(address: Address, settings: ClientSettings) -> datetime | No
     return x509.load_der_x509_certificate(shown).not_valid_after_utc if shown else None
 
 
-def cluster_findings(addresses: Iterable[Address], settings: ClientSettings) -> Iterator[Finding]:
+def cluster_findings(
+    addresses: Iterable[Address],
+    settings: ClientSettings,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Iterator[Finding]:
     """Yield the findings about a cluster."""
     asked = list(dict.fromkeys(addresses))
-    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-        tried = list(pool.map(lambda address: probe(address, settings), asked))
+    with Workers(PROBES_AT_ONCE) as pool:
+        tried = list(pool.map(lambda a: probe(a, settings, timeout_seconds), asked))
         for one in tried:
             yield _reached("bootstrap", one)
         answered = [one for one in tried if not one.problem]
@@ -141,7 +149,8 @@ def cluster_findings(addresses: Iterable[Address], settings: ClientSettings) -> 
             broker.node_id: Address(broker.host, broker.port) for broker in metadata.brokers
         }
         others = [address for address in advertised.values() if address not in known]
-        known |= {one.address: one for one in pool.map(lambda a: probe(a, settings), others)}
+        more = pool.map(lambda a: probe(a, settings, timeout_seconds), others)
+        known |= {one.address: one for one in more}
     for number, address in sorted(advertised.items()):
         one = known[address]
         finding = _reached(f"{SERVER}{number}", one)
@@ -239,11 +248,16 @@ def partitions(metadata: Any) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def vdl_findings(addresses: Iterable[Address], settings: ClientSettings) -> Iterator[Finding]:
+def vdl_findings(
+    addresses: Iterable[Address],
+    settings: ClientSettings,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Iterator[Finding]:
     """Yield the problems that VDL's servers report of themselves, as `vdl status` collects them."""
     name = "admin plane"
     try:
-        status = collect(addresses, settings)
+        status = collect(addresses, settings, timeout_seconds=timeout_seconds)
     except (Unreachable, ClientSettingsError) as error:
         yield skip(name, str(error))
         return

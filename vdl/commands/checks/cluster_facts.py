@@ -13,6 +13,7 @@ from ids import ServerId
 from rpc.admin import ServerEvents
 from rpc.errors import AdminError
 from vdl.commands.checks.cluster_status import NOT_SECURED, Server, collect_answers
+from vdl.commands.cluster.connection import TIMEOUT_SECONDS
 from vdl.config.values import Address
 from vdl.kafka.security.client_settings import ClientSettings
 from vdl.server.explain.facts import Facts, ServerFacts
@@ -29,6 +30,7 @@ def collect_facts(
     *,
     topic: str = "",
     group: str = "",
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Facts:
     """Return the facts, with events of one topic and one consumer group only; of all if empty.
 
@@ -44,7 +46,9 @@ def collect_facts(
             is_old = error.code == "UNIMPLEMENTED"
             lacking[server.id] = _TOO_OLD if is_old else error.details or error.code
 
-    cluster, answers = collect_answers(bootstrap, settings, ask_events)
+    cluster, answers = collect_answers(
+        bootstrap, settings, ask_events, timeout_seconds=timeout_seconds
+    )
     return Facts(
         now_ms=time.time_ns() // 1_000_000,
         servers=[

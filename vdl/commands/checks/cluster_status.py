@@ -11,7 +11,7 @@ Does not depend on how the state is shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ids import NodeId, ServerId, Term
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.errors import AdminError, TlsFailed
+from vdl.commands.cluster.connection import TIMEOUT_SECONDS
+from vdl.commands.workers import Workers
 from vdl.config.values import ADMIN_LISTENER, ADMIN_SETTING, Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 METADATA_KEY, DESCRIBE_CONFIGS_KEY, DESCRIBE_CLUSTER_KEY = 3, 32, 60
 BROKER_RESOURCE = 4
 NOT_SECURED = ClientSettings()
-ADMIN_TIMEOUT_SECONDS = 10.0
-"""An overloaded server with many groups takes a while."""
 SERVERS_AT_ONCE = 64
 """Servers queried at a time."""
 REPLICA_NUMBER_BITS = 16
@@ -169,27 +169,37 @@ class ClusterStatus:
         )
 
 
-def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED) -> ClusterStatus:
+def collect(
+    bootstrap: Iterable[Address],
+    settings: ClientSettings = NOT_SECURED,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> ClusterStatus:
     """Return the state of a cluster: see `collect_answers`."""
-    return collect_answers(bootstrap, settings)[0]
+    return collect_answers(bootstrap, settings, timeout_seconds=timeout_seconds)[0]
 
 
 def collect_answers(
     bootstrap: Iterable[Address],
     settings: ClientSettings = NOT_SECURED,
     ask_more: Callable[[Server, AdminClient], None] | None = None,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> tuple[ClusterStatus, dict[ServerId, ServerStatus]]:
     """Get the list of servers from the server of `bootstrap` that answers first, then query all of
     them at the same time, because an overloaded one takes a while for each request. Return the
     state of the cluster, and the answers of the servers.
 
-    `ask_more`: called with each server that answers, in a thread of its own. Raises Unreachable if
+    `ask_more`: called with each server that answers, in a thread of its own. `timeout_seconds`:
+    longest wait for one answer. Raises Unreachable if
     none answers, ClientSettingsError for unusable files."""
     addresses = list(dict.fromkeys(bootstrap))
-    with ExitStack() as open_clients, ThreadPoolExecutor(max_workers=SERVERS_AT_ONCE) as pool:
+    with ExitStack() as open_clients, Workers(SERVERS_AT_ONCE) as pool:
 
         def connect(address: Address) -> KafkaClient:
-            client = KafkaClient(address.host, address.port, settings=settings)
+            client = KafkaClient(
+                address.host, address.port, settings=settings, timeout_seconds=timeout_seconds
+            )
             return open_clients.enter_context(client)
 
         connecting = {address: pool.submit(connect, address) for address in addresses}
@@ -203,7 +213,10 @@ def collect_answers(
             status.servers.append(server)
             # An open connection is reused: each new one costs round trips.
             client = connecting.get(address) or pool.submit(connect, address)
-            ask = partial(_ask_server, settings, server, address, client, admin_client, ask_more)
+            ask = partial(
+                _ask_server, settings, server, address, client, admin_client, ask_more,
+                timeout_seconds,
+            )  # fmt: skip
             asked.append(pool.submit(ask))
         answers = {
             server.id: answer
@@ -286,6 +299,7 @@ def _ask_server(
     connecting: Future[KafkaClient],
     admin_client: Future[type[AdminClient]],
     ask_more: Callable[[Server, AdminClient], None] | None,
+    timeout_seconds: float,
 ) -> ServerStatus | None:
     """Return the server's status and put its summary into `server`; None if it does not answer."""
     try:
@@ -294,7 +308,7 @@ def _ask_server(
         with admin_client.result()(
             (admin.host, admin.port),
             files=settings.admin_files(),
-            timeout_s=ADMIN_TIMEOUT_SECONDS,
+            timeout_s=timeout_seconds,
         ) as client:
             answer = client.status()
             if ask_more is not None:
@@ -308,7 +322,7 @@ def _ask_server(
     except AdminError as error:
         server.problem = f"admin service: {error.details or error.code}"
         if error.code == "DEADLINE_EXCEEDED":
-            server.problem = f"admin service: no answer within {ADMIN_TIMEOUT_SECONDS:g} s"
+            server.problem = f"admin service: no answer within {timeout_seconds:g} s"
         return None
     server.version = answer.version
     server.uptime_ms = answer.uptime_ms

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ids import ServerId
 from rpc.errors import AdminError, TlsFailed
 from rpc.traces import TracedRequest, TraceFilter
 from vdl.commands.checks.cluster_status import (
-    ADMIN_TIMEOUT_SECONDS,
     NOT_SECURED,
     SERVERS_AT_ONCE,
     discover,
     find_admin,
 )
+from vdl.commands.cluster.connection import TIMEOUT_SECONDS
+from vdl.commands.workers import Workers
 from vdl.config.values import Address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings
@@ -52,14 +53,19 @@ class TracedServer:
 
 
 def servers_of(
-    bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
+    bootstrap: Iterable[Address],
+    settings: ClientSettings = NOT_SECURED,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> list[TracedServer]:
     """Return the servers with the addresses of their admin planes. Raises Unreachable if none
     answers, ClientSettingsError for unusable files."""
-    with ExitStack() as open_clients, ThreadPoolExecutor(SERVERS_AT_ONCE) as pool:
+    with ExitStack() as open_clients, Workers(SERVERS_AT_ONCE) as pool:
 
         def connect(address: Address) -> KafkaClient:
-            client = KafkaClient(address.host, address.port, settings=settings)
+            client = KafkaClient(
+                address.host, address.port, settings=settings, timeout_seconds=timeout_seconds
+            )
             return open_clients.enter_context(client)
 
         connecting: dict[Address, Future[KafkaClient]] = {
@@ -88,17 +94,27 @@ def servers_of(
 class TracingCluster:
     """Admin planes of all servers. Use it in a `with` statement, which ends running traces."""
 
-    def __init__(self, servers: list[TracedServer], settings: ClientSettings = NOT_SECURED) -> None:
+    def __init__(
+        self,
+        servers: list[TracedServer],
+        settings: ClientSettings = NOT_SECURED,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
         self.servers = servers
         self._settings = settings
-        self._pool = ThreadPoolExecutor(SERVERS_AT_ONCE)
+        self._timeout_seconds = timeout_seconds
+        self._pool = Workers(SERVERS_AT_ONCE)
 
     def __enter__(self) -> TracingCluster:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
-        self._pool.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
+        # A server that did not answer is not asked again while ^C ends the command: a trace that
+        # is not read ends by itself.
+        if kind is not KeyboardInterrupt:
+            self.end()
+        self._pool.__exit__(kind, *more)
 
     def end(self) -> None:
         """End the running traces, and get the rest of what they have found."""
@@ -154,7 +170,7 @@ class TracingCluster:
         assert server.admin is not None, server
         files = self._settings.admin_files()
         address = server.admin.host, server.admin.port
-        return AdminClient(address, files=files, timeout_s=ADMIN_TIMEOUT_SECONDS)
+        return AdminClient(address, files=files, timeout_s=self._timeout_seconds)
 
     def _each(self, ask: Callable[[TracedServer], None], servers: list[TracedServer]) -> None:
         """Call `ask` for each of the servers, at the same time. What fails is their problem."""

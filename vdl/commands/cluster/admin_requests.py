@@ -14,7 +14,12 @@ import click
 
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.client_properties import librdkafka_properties
-from vdl.commands.cluster.connection import Connection, complete_profile, resolve
+from vdl.commands.cluster.connection import (
+    Connection,
+    complete_profile,
+    resolve,
+    timeout_option,
+)
 from vdl.errors import ERRORS_BY_CODE, ErrorCode
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import (
@@ -26,9 +31,6 @@ from vdl.kafka.security.client_settings import (
     parse_client_settings,
 )
 
-REQUEST_SECONDS = 5.0
-"""Time without an answer after which the next server is asked."""
-
 _OWN = "vdl."
 """Beginning of the names of properties that no other client knows."""
 
@@ -38,7 +40,7 @@ Result = TypeVar("Result")
 def connection_options(
     *, login_required: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds `--profile`, `--bootstrap` and `--config`.
+    """Return a decorator that adds `--profile`, `--bootstrap`, `--config` and `--timeout`.
 
     The command gets `connection: Connection`. `login_required`: one with a file or a profile that
     secures it.
@@ -52,9 +54,10 @@ def connection_options(
             profile: str | None,
             bootstrap: str | None,
             config: Path | None,
+            timeout: float | None,
             **more: Any,
         ) -> Any:
-            found = resolve(profile=profile, bootstrap=bootstrap, config=config)
+            found = resolve(profile=profile, bootstrap=bootstrap, config=config, timeout=timeout)
             if login_required:
                 require_login(found)
             return function(*arguments, connection=found, **more)
@@ -65,7 +68,8 @@ def connection_options(
 
 
 def connection_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--profile`, `--bootstrap` and `--config`, for `resolve`."""
+    """Add `--profile`, `--bootstrap`, `--config` and `--timeout`, for `resolve`."""
+    function = timeout_option(function)
     for option in (
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                      help="Properties with which to log in; see `vdl up --secure`."),
@@ -124,10 +128,11 @@ def with_client(
     connection: Connection,
     use: Callable[[KafkaClient], Result],
     *,
-    timeout_seconds: float = REQUEST_SECONDS,
+    timeout_seconds: float = 0.0,
 ) -> Result:
-    """Return the result of `use` with the first server that answers. Raises
-    click.ClickException."""
+    """Return the result of `use` with the first server that answers. `timeout_seconds`: least wait
+    for one answer. Raises click.ClickException."""
+    timeout_seconds = max(timeout_seconds, connection.timeout_seconds)
     settings = _settings(connection)
     problems = []
     for address in addresses(connection.bootstrap):

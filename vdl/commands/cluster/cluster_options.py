@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from vdl.commands.cluster.connection import (
     Connection,
     complete_profile,
     resolve,
+    timeout_option,
 )
 from vdl.commands.cluster.profiles import is_secret
 from vdl.commands.output import fail
@@ -32,10 +34,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
 
-REQUEST_SECONDS = 30
-"""Longest wait for the answer to one request of an admin client."""
-_REACH_SECONDS = 10
-"""Longest wait for the first server to answer."""
+_GRACE_SECONDS = 5
+"""Time for librdkafka to report that it got no answer in time."""
 _PROBLEMS_MAX = 8
 _ADDRESSES = (BOOTSTRAP_SERVERS, "metadata.broker.list")
 _EXTRA = "this command needs confluent-kafka: pip install 'vdl-log[cli]'"
@@ -62,6 +62,21 @@ class Cluster:
             raise click.UsageError(str(error)) from None
         return {"client.id": "vdl", **found, BOOTSTRAP_SERVERS: where.bootstrap} | self.extra
 
+    @property
+    def timeout_seconds(self) -> float:
+        """Longest wait for one answer of a server."""
+        return self.connection.timeout_seconds
+
+    @property
+    def result_seconds(self) -> float:
+        """Longest wait for the result of an admin request, which has a time-out of its own."""
+        return self.timeout_seconds + _GRACE_SECONDS
+
+    @property
+    def no_answer(self) -> str:
+        """Words for a request without an answer."""
+        return f"no answer within {self.timeout_seconds:g} s"
+
     def admin(self) -> AdminClient:
         """Return the admin client; the same one each time. Raises click.ClickException, also if no
         server answers."""
@@ -85,18 +100,20 @@ class Cluster:
         click.ClickException."""
         admin = self.admin()
         try:
-            return admin.list_topics(topic, timeout=REQUEST_SECONDS)
+            return admin.list_topics(topic, timeout=self.timeout_seconds)
         except kafka_exception() as error:
             fail(self.words(error))
 
-    def result(self, future: Future[Result]) -> Result:
-        """Return the result of an admin request. Raises click.ClickException."""
+    def result(self, future: Future[Result], about: str = "") -> Result:
+        """Return the result of an admin request. Raises click.ClickException, with `about` before
+        the reason."""
+        about = about and f"{about}: "
         try:
-            return future.result(REQUEST_SECONDS + 5)
+            return future.result(self.result_seconds)
         except kafka_exception() as error:
-            fail(self.words(error))
+            fail(about + self.words(error))
         except TimeoutError:
-            fail(f"{self.connection.bootstrap}: no answer within {REQUEST_SECONDS} s")
+            fail(f"{about or self.connection.bootstrap + ': '}{self.no_answer}")
 
     def words(self, error: BaseException) -> str:
         """Return an error as one line: its name in the protocol, and what is known of it."""
@@ -105,6 +122,8 @@ class Cluster:
             name, text = found.name(), found.str()
             if name.startswith("_") and self._problems:
                 text = self._problems[-1]
+            elif name == "_TIMED_OUT":
+                return self.no_answer
             return f"{name.lstrip('_')}: {text}"
         return str(error)
 
@@ -137,16 +156,17 @@ class Cluster:
 
     def _reach(self, admin: AdminClient) -> None:
         """Wait until a server answers. Raises click.ClickException, early if none is there."""
-        for _ in range(_REACH_SECONDS):
+        ends = time.monotonic() + self.timeout_seconds
+        while (left := ends - time.monotonic()) > 0:
             try:
-                admin.describe_cluster(request_timeout=1).result()
+                admin.describe_cluster(request_timeout=min(1.0, left)).result()
             except kafka_exception() as error:
                 admin.poll(0)
                 if self._problems or error.args[0].name() not in ("_TRANSPORT", "_TIMED_OUT"):
                     break
             else:
                 return
-        told = self._problems[-1] if self._problems else f"no answer within {_REACH_SECONDS} s"
+        told = self._problems[-1] if self._problems else self.no_answer
         fail(f"{self.connection.bootstrap}: {told}")
 
 
@@ -212,7 +232,10 @@ def _extra(ctx: click.Context, option: click.Parameter, texts: tuple[str, ...]) 
 
 
 def cluster_options(function: _Function) -> _Function:
-    """Add `--profile`, `--bootstrap`, `--config` and `-X`; the command gets `cluster: Cluster`."""
+    """Add `--profile`, `--bootstrap`, `--config`, `-X` and `--timeout`.
+
+    The command gets `cluster: Cluster`.
+    """
 
     @click.option("--profile", metavar="NAME", shell_complete=complete_profile,
                   help="A profile of `vdl profile`; the current one.")  # fmt: skip
@@ -222,6 +245,7 @@ def cluster_options(function: _Function) -> _Function:
                   help="Client properties, of Java clients or librdkafka's.")  # fmt: skip
     @click.option("-X", "extra", multiple=True, metavar="KEY=VALUE", callback=_extra,
                   help="A property of librdkafka; may be repeated.")  # fmt: skip
+    @timeout_option
     @functools.wraps(function)
     def command(
         *arguments: Any,
@@ -229,9 +253,10 @@ def cluster_options(function: _Function) -> _Function:
         bootstrap: str | None,
         config: Path | None,
         extra: dict[str, str],
+        timeout: float | None = None,
         **more: Any,
     ) -> Any:
-        connection = resolve(profile=profile, bootstrap=bootstrap, config=config)
+        connection = resolve(profile=profile, bootstrap=bootstrap, config=config, timeout=timeout)
         try:
             return function(*arguments, cluster=Cluster(connection, extra), **more)
         except ModuleNotFoundError as error:

@@ -12,9 +12,10 @@ cluster: it goes to the profile's addresses alone, unless `--profile` and `--boo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +24,10 @@ from vdl.kafka.security.client_settings import ClientSettingsError, read_propert
 
 BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
 BOOTSTRAP_SERVERS = "bootstrap.servers"
+TIMEOUT_SECONDS = 10.0
+"""Longest wait for one answer of a server, unless `--timeout` says another one."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,19 @@ class Connection:
     source: str = "the defaults"
     folder: Path = Path()
     profile: str = ""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    """Longest wait for one answer of a server."""
+
+
+def timeout_option(function: Function) -> Function:
+    """Add `--timeout`, for `resolve`; not to a command with an own option of that name."""
+    taken = {name for one in getattr(function, "__click_params__", ()) for name in one.opts}
+    if "--timeout" in taken:
+        return function
+    return click.option(
+        "--timeout", type=click.FloatRange(min=0.1), metavar="SECONDS",
+        help=f"Longest wait for one answer of a server; {TIMEOUT_SECONDS:g}.",
+    )(function)  # fmt: skip
 
 
 def resolve(
@@ -45,6 +63,7 @@ def resolve(
     profile: str | None,
     bootstrap: str | None,
     config: Path | None,
+    timeout: float | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Connection:
     """Return what options, environment and profiles amount to. Raises click.UsageError."""
@@ -77,7 +96,8 @@ def resolve(
         or properties.get(BOOTSTRAP_SERVERS)
         or BOOTSTRAP_DEFAULT
     )
-    return Connection(addresses, properties, source, folder, name)
+    wait = TIMEOUT_SECONDS if timeout is None else timeout
+    return Connection(addresses, properties, source, folder, name, wait)
 
 
 def _of_variables(environment: Mapping[str, str]) -> tuple[str | None, str | None]:

@@ -9,12 +9,12 @@ command then goes without, or says what is missing (`NotOffered`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from vdl.commands.cluster.admin_requests import own_client_settings
 from vdl.commands.cluster.cluster_options import Cluster
+from vdl.commands.workers import Workers
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings, ClientSettingsError
 from vdl.kafka.wire.find_coordinator import FindCoordinatorRequest
@@ -42,7 +42,12 @@ class Direct:
             raise NotOffered(f"server {server} is not there")
         host, port = self.addresses[server]
         try:
-            with KafkaClient(host, port, settings=self.settings) as client:
+            with KafkaClient(
+                host,
+                port,
+                settings=self.settings,
+                timeout_seconds=self.cluster.timeout_seconds,
+            ) as client:
                 return client.request(api_key, message)
         except (Unreachable, ClientSettingsError) as error:
             raise NotOffered(str(error)) from None
@@ -62,7 +67,7 @@ class Direct:
                 return error
 
         names = sorted(servers)
-        with ThreadPoolExecutor(_SERVERS_AT_ONCE) as pool:
+        with Workers(_SERVERS_AT_ONCE) as pool:
             return dict(zip(names, pool.map(one, names), strict=True))
 
     def coordinator(self, group: str) -> int:

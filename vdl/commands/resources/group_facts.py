@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, kafka_exception
+from vdl.commands.cluster.cluster_options import Cluster, kafka_exception
 from vdl.commands.cluster.direct_requests import NotOffered, direct
 from vdl.commands.output import Steps, fail, progress
 from vdl.kafka.wire.describe_share_group_offsets import (
@@ -98,7 +98,7 @@ class Positions:
 
 def list_groups(cluster: Cluster) -> list[GroupListing]:
     """Return all groups that the user may see, by name. Raises click.ClickException."""
-    future = cluster.admin().list_consumer_groups(request_timeout=REQUEST_SECONDS)
+    future = cluster.admin().list_consumer_groups(request_timeout=cluster.timeout_seconds)
     answer = cluster.result(future)
     if answer.errors:
         fail("; ".join(cluster.words(error) for error in answer.errors))
@@ -172,11 +172,11 @@ def _describe_consumers(
     found = []
     for start in range(0, len(names), _GROUPS_AT_ONCE):
         some = list(names[start : start + _GROUPS_AT_ONCE])
-        futures = admin.describe_consumer_groups(some, request_timeout=REQUEST_SECONDS)
+        futures = admin.describe_consumer_groups(some, request_timeout=cluster.timeout_seconds)
         for name, future in futures.items():
             steps.advance()
             try:
-                one = future.result(REQUEST_SECONDS + 5)
+                one = future.result(cluster.result_seconds)
             except kafka_exception() as error:
                 found.append(GroupDescription(name, UNKNOWN, UNKNOWN, error=cluster.words(error)))
                 continue
@@ -246,7 +246,9 @@ def positions(cluster: Cluster, group: str, kind: str) -> Positions:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     asked = [ConsumerGroupTopicPartitions(group)]
-    futures = cluster.admin().list_consumer_group_offsets(asked, request_timeout=REQUEST_SECONDS)
+    futures = cluster.admin().list_consumer_group_offsets(
+        asked, request_timeout=cluster.timeout_seconds
+    )
     answer = cluster.result(futures[group])
     found = {}
     for one in answer.topic_partitions:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from vdl.commands.output import progress
 from vdl.commands.resources.group_facts import GroupDescription, Positions, positions
 from vdl.commands.resources.record_times import At, Found, first_records
 from vdl.commands.resources.topic_facts import Where, offsets
+from vdl.commands.workers import Workers
 
 _GROUPS_AT_ONCE = 8
 
@@ -93,7 +93,7 @@ def lags(
     click.ClickException."""
     only = frozenset(topics)
     with progress("reading the first records", unit="partitions") as steps:
-        with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
+        with Workers(_GROUPS_AT_ONCE) as pool:
             held = list(pool.map(lambda one: positions(cluster, one.group, one.type), groups))
         places = [
             [place for place in _places(group, found) if not only or place[0] in only]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, kafka_exception
+from vdl.commands.cluster.cluster_options import Cluster, kafka_exception
 from vdl.commands.cluster.direct_requests import NotOffered, direct
 from vdl.commands.output import fail
 from vdl.commands.resources.group_facts import SHARE, Positions
@@ -144,9 +144,11 @@ def execute(cluster: Cluster, group: str, kind: str, moves: Sequence[Move]) -> d
 
     places = [TopicPartition(one.topic, one.partition, one.new_offset) for one in moves]
     asked = [ConsumerGroupTopicPartitions(group, places)]
-    futures = cluster.admin().alter_consumer_group_offsets(asked, request_timeout=REQUEST_SECONDS)
+    futures = cluster.admin().alter_consumer_group_offsets(
+        asked, request_timeout=cluster.timeout_seconds
+    )
     try:
-        answer = futures[group].result(REQUEST_SECONDS + 5)
+        answer = futures[group].result(cluster.result_seconds)
     except kafka_exception() as error:
         return {group: cluster.words(error)}
     return {

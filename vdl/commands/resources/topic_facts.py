@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster, kafka_exception
+from vdl.commands.cluster.cluster_options import Cluster, kafka_exception
 from vdl.commands.cluster.direct_requests import NotOffered, direct
 from vdl.commands.output import fail
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
@@ -58,7 +58,9 @@ def descriptions(cluster: Cluster, names: Sequence[str]) -> dict[str, TopicDescr
     found = {}
     for start in range(0, len(names), _TOPICS_AT_ONCE):
         some = list(names[start : start + _TOPICS_AT_ONCE])
-        asked = admin.describe_topics(TopicCollection(some), request_timeout=REQUEST_SECONDS)
+        asked = admin.describe_topics(
+            TopicCollection(some), request_timeout=cluster.timeout_seconds
+        )
         found.update({name: cluster.result(asked[name]) for name in some})
     return found
 
@@ -69,12 +71,12 @@ def offsets(cluster: Cluster, wanted: Iterable[Where], spec: OffsetSpec) -> dict
     if not asked:
         return {}
     futures = cluster.admin().list_offsets(
-        dict.fromkeys(asked, spec), request_timeout=REQUEST_SECONDS
+        dict.fromkeys(asked, spec), request_timeout=cluster.timeout_seconds
     )
     found: dict[Where, int | None] = {}
     for where, future in futures.items():
         try:
-            found[where.topic, where.partition] = future.result(REQUEST_SECONDS + 5).offset
+            found[where.topic, where.partition] = future.result(cluster.result_seconds).offset
         except (kafka_exception(), TimeoutError):
             found[where.topic, where.partition] = None
     return found
@@ -107,10 +109,13 @@ def settings(cluster: Cluster, kind: str, names: Sequence[str]) -> dict[str, lis
 
     asked = {name: ConfigResource(ResourceType[kind], name) for name in names}
     futures = cluster.admin().describe_configs(
-        list(asked.values()), request_timeout=REQUEST_SECONDS
+        list(asked.values()), request_timeout=cluster.timeout_seconds
     )
     return {
-        name: [_setting(one) for one in cluster.result(futures[resource]).values()]
+        name: [
+            _setting(one)
+            for one in cluster.result(futures[resource], f"{kind.lower()} {name}").values()
+        ]
         for name, resource in asked.items()
     }
 
@@ -158,7 +163,7 @@ def alter_settings(
     futures = cluster.admin().incremental_alter_configs(
         list(asked.values()),
         validate_only=validate_only,
-        request_timeout=REQUEST_SECONDS,
+        request_timeout=cluster.timeout_seconds,
     )
     return refusals(cluster, {name: futures[resource] for name, resource in asked.items()})
 
@@ -168,11 +173,11 @@ def refusals(cluster: Cluster, futures: dict[str, Any]) -> dict[str, str]:
     found = {}
     for name, future in futures.items():
         try:
-            future.result(REQUEST_SECONDS + 5)
+            future.result(cluster.result_seconds)
         except kafka_exception() as error:
             found[name] = cluster.words(error)
         except TimeoutError:
-            found[name] = f"no answer within {REQUEST_SECONDS} s"
+            found[name] = cluster.no_answer
     return found
 
 

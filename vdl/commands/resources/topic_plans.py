@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vdl.commands.cluster.cluster_options import REQUEST_SECONDS, Cluster
+from vdl.commands.cluster.cluster_options import Cluster
 from vdl.commands.output import fail, progress
 from vdl.commands.resources.topic_facts import (
     Where,
@@ -62,7 +62,7 @@ def apply_changes(
             rest = [NewPartitions(name, partitions) for name in topics if name not in refused]
             if rest:
                 admin = cluster.admin()
-                futures = admin.create_partitions(rest, request_timeout=REQUEST_SECONDS)
+                futures = admin.create_partitions(rest, request_timeout=cluster.timeout_seconds)
                 refused |= refusals(cluster, futures)
     return refused
 
@@ -158,6 +158,6 @@ def truncate(cluster: Cluster, plan: Sequence[Mapping[str, Any]]) -> dict[str, s
     if not asked:
         return {}
     with progress("deleting records"):
-        futures = cluster.admin().delete_records(asked, request_timeout=REQUEST_SECONDS)
+        futures = cluster.admin().delete_records(asked, request_timeout=cluster.timeout_seconds)
         named = {f"{one.topic}-{one.partition}": future for one, future in futures.items()}
         return refusals(cluster, named)
