@@ -18,7 +18,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands.records", "vdl.commands.resources"),
     ("vdl.commands.cluster", "vdl.commands.servers"),
     ("vdl.commands.output", "vdl.commands.times"),
-    ("vdl.commands.interrupts", "vdl.commands.terminal_text"),
+    ("vdl.commands.interrupts", "vdl.commands.terminal_text", "vdl.commands.workers"),
     ("vdl.testing",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.console", "vdl.server.machine"),

@@ -111,13 +111,11 @@ def settings(cluster: Cluster, kind: str, names: Sequence[str]) -> dict[str, lis
     futures = cluster.admin().describe_configs(
         list(asked.values()), request_timeout=cluster.timeout_seconds
     )
-    return {
-        name: [
-            _setting(one)
-            for one in cluster.result(futures[resource], f"{kind.lower()} {name}").values()
-        ]
-        for name, resource in asked.items()
-    }
+    found = {}
+    for name, resource in asked.items():
+        entries = cluster.result(futures[resource], f"{kind.lower()} {name}")
+        found[name] = [_setting(one) for one in entries.values()]
+    return found
 
 
 def _setting(entry: ConfigEntry) -> Setting:
