@@ -407,3 +407,19 @@ def test_cluster_that_was_closed_says_so(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(KafkaException):
         Producer({"bootstrap.servers": "127.0.0.1:1", **QUIET}).list_topics(timeout=0.1)
+
+
+def test_modules_are_compiled_once_where_none_may_be_written_beside_the_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PYTHONDONTWRITEBYTECODE, as images set it, would have each start compile all of them."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vdl.testing.cluster.cache_from_source", lambda _: str(tmp_path / "none"))
+    with Cluster(1):
+        pass
+    compiled = {found: found.stat().st_mtime_ns for found in tmp_path.rglob("*.pyc")}
+    assert any(found.name.startswith("command_loop.") for found in compiled)
+    with Cluster(1):
+        pass
+    assert {found: found.stat().st_mtime_ns for found in tmp_path.rglob("*.pyc")} == compiled

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,7 +73,7 @@ class Cluster:
                 sys.executable,
                 "-P",  # the working directory is the test's, and may have modules of any name
                 "-m",
-                "vdl.testing.command_loop",
+                "vdl.testing",
                 str(self.nodes),
                 str(self._directory.absolute()) if self._directory else "",
                 json.dumps(self._settings),
@@ -81,6 +82,7 @@ class Cluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            env=_environment(),
         )
         self._received = b""
         try:
@@ -294,6 +296,25 @@ class Cluster:
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line
+
+
+def _environment() -> dict[str, str] | None:
+    """Return the supervisor's environment; None for that of this process.
+
+    To compile all modules takes longer than everything else at a start. Where compiled ones may not
+    be written beside the sources (PYTHONDONTWRITEBYTECODE, often set in images), a folder of VDL's
+    own in the user's cache has them.
+    """
+    is_compiled = Path(cache_from_source(__file__)).exists()
+    if is_compiled or "PYTHONDONTWRITEBYTECODE" not in os.environ:
+        return None
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # the user has no home
+        return None
+    found = {**os.environ, "PYTHONPYCACHEPREFIX": str(caches.absolute() / "vdl" / "bytecode")}
+    del found["PYTHONDONTWRITEBYTECODE"]
+    return found
 
 
 def _pairs(configs: Mapping[str, str] | None) -> list[str]:

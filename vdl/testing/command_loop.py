@@ -22,6 +22,7 @@ process, also when it is killed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import json
 import os
@@ -222,6 +223,9 @@ def _start(supervisor: Supervisor) -> None:
     from vdl.kafka.api import load
 
     load()
+    # The modules stay: servers need not look through them for garbage, which copies their memory.
+    gc.freeze()
+    gc.enable()
     supervisor.start()
     supervisor.wait()
 
@@ -252,7 +256,3 @@ def main() -> int:
         sys.stdout,
         _watched(int(maker)),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
