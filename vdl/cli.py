@@ -8,6 +8,7 @@ second. All other commands are a click application in `vdl.commands.app`.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -66,6 +67,9 @@ def _open_standard_files() -> None:
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    # A character that the terminal's encoding lacks is shown as an escape, and ends nothing.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

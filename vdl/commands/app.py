@@ -143,7 +143,12 @@ def run_app(arguments: Sequence[str]) -> int:
     """Run the application. Return the exit code: 0, 1 for a failure, 2 for wrong usage, PIPE_ENDED
     if the reader of the output ended first."""
     try:
-        code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
+        code = app.main(
+            args=list(arguments),
+            prog_name="vdl",
+            standalone_mode=False,
+            color=False if os.environ.get("NO_COLOR") else None,
+        )
     except click.ClickException as error:
         # The text may be of a server, a record or a library that quotes one.
         error.message = visible_text(error.message)  # type: ignore[misc]  # only for `show`

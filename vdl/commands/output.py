@@ -9,6 +9,7 @@ Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,8 +116,9 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     from rich.table import Table
     from rich.text import Text
 
+    head = "" if os.environ.get("NO_COLOR") else "bold"
     # Names of topics and values may hold what rich takes for markup, so cells are Text.
-    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown = Table(box=None, pad_edge=False, header_style=head)
     for place, name in enumerate(columns):
         is_number = name.startswith(">")
         shown.add_column(

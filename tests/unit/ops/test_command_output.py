@@ -90,6 +90,31 @@ def test_output_that_cannot_be_written_is_a_failure_in_one_line() -> None:
     os.close(writes)
 
 
+PROGRAM = (
+    "import sys; import vdl.cli as c; sys.stdout.isatty = lambda: True;"
+    "sys.argv[1:] = ['doctor', '--bootstrap', '127.0.0.1:1']; sys.exit(c.main())"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({}, b"\x1b[31mfail\x1b[0m  bootstrap"),
+        ({"NO_COLOR": "1"}, b"fail  bootstrap"),
+        ({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}, b"\\u2192 start the server"),
+    ],
+    ids=["terminal", "no-color", "latin-1"],
+)
+def test_text_for_people_fits_the_terminal(variables: dict[str, str], shown: bytes) -> None:
+    """An arrow that the encoding lacks is an escape; without colours nothing else is written."""
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", PROGRAM]
+    ran = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert shown in ran.stdout
+    assert (b"\x1b" in ran.stdout) == ("NO_COLOR" not in variables)
+    assert ran.stderr == b""
+
+
 def test_closed_standard_files_are_not_taken_by_other_files(tmp_path: Path) -> None:
     """A library in C may write to standard error: never into a journal."""
     found = tmp_path / "number"
