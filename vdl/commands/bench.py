@@ -87,6 +87,7 @@ def bench(
         },
     )  # fmt: skip
     measured: list[Measured] = []
+    cluster.outage.is_told = True
     left: list[str] = []
     with Interrupts(), _topic(cluster, partitions, replication, size, left) as topic:
         try:

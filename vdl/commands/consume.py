@@ -155,6 +155,7 @@ def consume(
         raise click.UsageError(f"--filter or --grep: {error}") from None
     except (BadTemplate, ValueError) as error:
         raise click.UsageError(f"--format or --null: {error}") from None
+    cluster.outage.is_told = True
     with Interrupts() as interrupts:
         file = RecordFile(sys.stdout.buffer, interrupts=interrupts)
         printing = Printing(file, write, keeps, COUNT_MAX if count is None else count)

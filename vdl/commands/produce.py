@@ -181,10 +181,13 @@ def produce(
         properties.pop("message.timeout.ms")  # at most that of the transaction, which is shorter
     # A property that is given wins over the command's own.
     producer = cluster.producer(**{**properties, **cluster.extra})
+    cluster.outage.is_told = True
     source = _records(files, whole_files, delimiter, parse)
     problem, code = "", FAILED
     with Interrupts() as interrupts:
-        sender = RecordSender(producer, topic, rate=rate or 0.0, interrupts=interrupts)
+        sender = RecordSender(
+            producer, topic, rate=rate or 0.0, interrupts=interrupts, outage=cluster.outage
+        )
         transaction = Transaction(producer, interrupts, cluster.words)
         try:
             with transaction.around() if transactional_id is not None else nullcontext():

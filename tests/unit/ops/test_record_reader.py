@@ -13,6 +13,8 @@ from typing import Any
 import click
 import pytest
 
+from vdl.commands.cluster.cluster_options import Cluster
+from vdl.commands.cluster.connection import Connection
 from vdl.commands.interrupts import Interrupts
 from vdl.commands.records import record_reader
 from vdl.commands.records.record_output import RecordFile
@@ -131,7 +133,7 @@ def read(script: Any, file: RecordFile | None, interrupts: Interrupts) -> list[i
         return True
 
     reader = RecordReader(
-        None,  # type: ignore[arg-type]  # no request reaches it
+        Cluster(Connection()),  # no request reaches it
         script,
         received=received,
         flush=file.flush if file is not None else lambda: None,

@@ -26,7 +26,7 @@ from vdl.commands.cluster.connection import (
     timeout_option,
 )
 from vdl.commands.cluster.profiles import is_secret
-from vdl.commands.output import fail
+from vdl.commands.output import fail, say
 from vdl.kafka.security.client_settings import ClientSettingsError
 
 if TYPE_CHECKING:
@@ -45,11 +45,32 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
+class Outage:
+    """The time in which no server of a cluster answers a client of librdkafka."""
+
+    reason: str = ""
+    """Why none answers; empty while one does."""
+    is_told: bool = False
+    """True to say on standard error that an outage begins: for commands that wait it out."""
+
+    def begin(self, reason: str) -> None:
+        """Note that all connections are lost."""
+        if not self.reason and self.is_told:
+            say(f"vdl: no server answers, waiting: {reason}", err=True)
+        self.reason = reason
+
+    def end(self) -> None:
+        """Note that a server has answered."""
+        self.reason = ""
+
+
+@dataclass(slots=True)
 class Cluster:
     """A cluster as the options name it. Nothing is connected before a client is asked for."""
 
     connection: Connection
     extra: dict[str, str] = field(default_factory=dict)
+    outage: Outage = field(default_factory=Outage)
     _admin: AdminClient | None = None
     _problems: deque[str] = field(default_factory=lambda: deque(maxlen=_PROBLEMS_MAX))
 
@@ -153,6 +174,8 @@ class Cluster:
         elif not self._problems:
             protocol = self.properties().get("security.protocol", "plaintext").upper()
             self._problems.append(f"no answer; check that the listener speaks {protocol}")
+        if error.name() == "_ALL_BROKERS_DOWN":
+            self.outage.begin(self._problems[-1])
 
     def _reach(self, admin: AdminClient) -> None:
         """Wait until a server answers. Raises click.ClickException, early if none is there."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vdl.commands.cluster.cluster_options import Cluster
+from vdl.commands.cluster.cluster_options import Cluster, Outage
 from vdl.commands.measurement.latency_histogram import LatencyHistogram
 from vdl.commands.output import fail, progress
 from vdl.commands.records.partition_ranges import PartitionRange, ends
@@ -95,7 +95,8 @@ class Measured:
 class _Writer:
     """Writes records and takes the time to each acknowledgement."""
 
-    def __init__(self, producer: Producer, topic: str, load: Load) -> None:
+    def __init__(self, producer: Producer, topic: str, load: Load, outage: Outage) -> None:
+        self._outage = outage
         self.latency = LatencyHistogram()
         self.acknowledged = 0
         self.failed = 0
@@ -165,6 +166,7 @@ class _Writer:
                 self.failed += 1
                 self.problem = self.problem or error.str()
                 return
+            self._outage.end()
             self.acknowledged += 1
             self.latency.add((time.monotonic_ns() - sent_ns) // 1_000)
 
@@ -174,7 +176,7 @@ class _Writer:
 def write(cluster: Cluster, topic: str, partitions: int, load: Load) -> Measured:
     """Write records; their latency is the time from the send to the acknowledgement."""
     with _producer(cluster, load) as producer:
-        writer = _Writer(producer, topic, load)
+        writer = _Writer(producer, topic, load, cluster.outage)
         writer.warm_up(partitions)
         with progress("write", load.records, unit="records") as steps:
             seconds = writer.run(steps.advance, lambda: False)
@@ -245,7 +247,7 @@ def end_to_end(cluster: Cluster, topic: str, partitions: int, load: Load) -> Mea
     try:
         arrivals.wait_until_ready()
         with _producer(cluster, load) as producer:
-            writer = _Writer(producer, topic, load)
+            writer = _Writer(producer, topic, load, cluster.outage)
             writer.warm_up(partitions)
             with progress("end to end", unit="records") as steps:
                 seconds = writer.run(steps.advance, lambda: not thread.is_alive())

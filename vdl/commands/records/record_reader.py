@@ -259,6 +259,7 @@ class RecordReader:
             fail(f"{where}{error.name().lstrip('_')}: {error.str()}")
         if one is None:
             return True  # of a partition that was read to its end, or revoked
+        self._cluster.outage.end()
         record = received(message)
         is_behind = one.end is not None and record.offset >= one.end
         if is_behind or (one.stop_ms is not None and record.timestamp_ms >= one.stop_ms):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vdl.commands.cluster.cluster_options import kafka_exception
+from vdl.commands.cluster.cluster_options import Outage, kafka_exception
 from vdl.commands.interrupts import Interrupts
 from vdl.commands.records.record_input import RECORD_BYTES_MAX
 from vdl.commands.records.record_json import NewRecord
@@ -86,8 +86,10 @@ class RecordSender:
         *,
         rate: float = 0.0,
         interrupts: Interrupts | None = None,
+        outage: Outage | None = None,
     ) -> None:
         """Send to a topic, `rate` records in a second at most; 0: without a limit."""
+        self._outage = outage or Outage()
         self.outcome = Outcome()
         self._producer = producer
         self._topic = topic
@@ -140,6 +142,7 @@ class RecordSender:
         if error is not None:
             self._fail(error)
             return
+        self._outage.end()
         outcome = self.outcome
         outcome.acknowledged += 1
         outcome.value_bytes += len(message) + len(message.key() or b"")
@@ -155,8 +158,12 @@ class RecordSender:
             self.outcome.reasons[reason] += 1
 
     def flush(self) -> None:
-        """Return when every record was answered for; a record that times out fails."""
+        """Return when every record was answered for; a record that times out fails. After a signal
+        none is waited for while no server answers."""
         while len(self._producer):
+            if self._interrupts.count and self._outage.reason:
+                self.abandon()
+                return
             with self._interrupts.held():
                 self._producer.flush(WAIT_SECONDS)
             self._interrupts.check()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from vdl.commands.cluster.cluster_options import Cluster, kafka_exception
 
-DELETE_SECONDS_MAX = 30.0
+OUTAGE_SECONDS = 0.5
+"""Wait for the deletion while no server answers."""
 
 
 def delete_temporary(cluster: Cluster, name: str) -> str | None:
     """Delete a topic. Return why it may still be there in one line; None if it is gone, or was
     never there."""
+    wait = OUTAGE_SECONDS if cluster.outage.reason else cluster.result_seconds
     try:
-        cluster.admin().delete_topics([name])[name].result(DELETE_SECONDS_MAX)
+        cluster.admin().delete_topics([name])[name].result(wait)
     except TimeoutError:
-        why = f"no answer within {DELETE_SECONDS_MAX:.0f} s"
+        why = cluster.outage.reason or cluster.no_answer
     except kafka_exception() as error:
         if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
             return None
