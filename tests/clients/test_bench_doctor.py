@@ -108,7 +108,7 @@ def test_topic_whose_deletion_nobody_answers_is_named(
 ) -> None:
     """Findings are shown all the same, and the exit code is 1: something is left behind."""
     topics.create("undeleted")
-    monkeypatch.setattr(temporary_topic, "DELETE_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(temporary_topic, "wait_seconds", lambda _: 0.0)
     ran = CommandLine(bootstrap).run(*words, "--json")
     assert ran.code == 1, ran.error
     assert ran.json[document]

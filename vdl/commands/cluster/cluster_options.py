@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
 
-_GRACE_SECONDS = 5
+_GRACE_SECONDS = 0.5
 """Time for librdkafka to report that it got no answer in time."""
 _PROBLEMS_MAX = 8
 _ADDRESSES = (BOOTSTRAP_SERVERS, "metadata.broker.list")

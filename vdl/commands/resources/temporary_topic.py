@@ -8,12 +8,16 @@ OUTAGE_SECONDS = 0.5
 """Wait for the deletion while no server answers."""
 
 
+def wait_seconds(cluster: Cluster) -> float:
+    """Return the longest wait for the deletion."""
+    return OUTAGE_SECONDS if cluster.outage.reason else cluster.result_seconds
+
+
 def delete_temporary(cluster: Cluster, name: str) -> str | None:
     """Delete a topic. Return why it may still be there in one line; None if it is gone, or was
     never there."""
-    wait = OUTAGE_SECONDS if cluster.outage.reason else cluster.result_seconds
     try:
-        cluster.admin().delete_topics([name])[name].result(wait)
+        cluster.admin().delete_topics([name])[name].result(wait_seconds(cluster))
     except TimeoutError:
         why = cluster.outage.reason or cluster.no_answer
     except kafka_exception() as error:
