@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ids import GroupId, ServerId
 from rpc.admin import Member
 from rpc.errors import AdminError
+from vdl.commands.checks.admin_calls import TOO_OLD
 from vdl.commands.checks.cluster_status import (
     BROKER_RESOURCE,
     DESCRIBE_CONFIGS_KEY,
@@ -112,13 +113,16 @@ def read_cluster(connection: Connection) -> LiveCluster:
         members: dict[ServerId, list[Member]] = {}
         disks: dict[ServerId, Any] = {}
         own: dict[ServerId, dict[str, str]] = {}
+        problems: dict[ServerId, str] = {}
 
         def ask_more(server: Server, client: AdminClient) -> None:
             try:
                 members[server.id] = client.members()
                 disks[server.id], own[server.id] = _own_facts(server, settings)
-            except (AdminError, Unreachable):
-                return  # its state is known all the same
+            except (AdminError, Unreachable) as error:
+                # Its state is known all the same.
+                is_old = isinstance(error, AdminError) and error.code == "UNIMPLEMENTED"
+                problems[server.id] = TOO_OLD if is_old else str(error)
 
         status, answers = collect_answers(
             addresses(connection.bootstrap),
@@ -129,7 +133,8 @@ def read_cluster(connection: Connection) -> LiveCluster:
     except (Unreachable, ClientSettingsError) as error:
         fail(str(error))
     if not members:
-        fail("no server answers on its admin port")
+        told = [f"server {server}: {problem}" for server, problem in sorted(problems.items())]
+        fail("; ".join(told) or "no server answers on its admin port")
     ids = {g.name: g.group_id for answer in answers.values() for g in answer.groups}
     sizes = _sizes(disks)
     moving = reassignments(connection)

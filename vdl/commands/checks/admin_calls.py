@@ -23,6 +23,8 @@ from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 if TYPE_CHECKING:
     from rpc.admin_client import AdminClient
 
+TOO_OLD = "its version is too old for this command"
+
 _Result = TypeVar("_Result")
 
 
@@ -44,13 +46,19 @@ def call_servers(
                 with client:
                     result = call(client)
             except AdminError as error:
-                problems[f"server {server_id}: {error.details or error.code}"] = None
+                problems[f"server {server_id}: {_words(error)}"] = None
                 continue
             if result is not None:
                 return result
     except (ClientSettingsError, TlsFailed) as error:
         fail(str(error))
     fail("; ".join(problems) or otherwise)
+
+
+def _words(error: AdminError) -> str:
+    if error.code == "UNIMPLEMENTED":
+        return TOO_OLD
+    return error.details or error.code
 
 
 def _admin_clients(
