@@ -47,7 +47,7 @@ class StreamOwner(Protocol):
         """Return the buffer for received bytes; never empty."""
 
     def buffer_updated(self, received: int) -> None:
-        """Handle `received` > 0 bytes at the start of the last buffer."""
+        """Handle `received` > 0 bytes at the start of the last buffer, which may be released."""
 
     def writable(self) -> None:
         """Handle that the stream takes bytes again, after a `write` that took less than offered."""

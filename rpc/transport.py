@@ -179,8 +179,9 @@ class SocketStream(OwnedStream):
             if not received:
                 self._end("closed by the peer")
                 return
+            is_full = received == len(buffer)
             owner.buffer_updated(received)
-            if received < len(buffer):
+            if not is_full:
                 return
             budget -= received
 

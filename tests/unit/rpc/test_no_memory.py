@@ -19,7 +19,7 @@ from rpc.admin_gate import AdminGate
 from rpc.errors import NoMemory
 from rpc.links import Links
 from rpc.peer import FrameType
-from rpc.reader import PIECE, FrameReader, frame_head
+from rpc.reader import PIECE, PIECE_BYTES_MIN, FrameReader, frame_head
 from tests.hangs import HANG_SECONDS
 from tests.unit.kafka.connections.test_listener import run, until
 from tests.unit.rpc.world import World
@@ -54,16 +54,15 @@ def write(reader: FrameReader | RequestReader, data: bytes) -> None:
 
 
 def test_frame_without_memory_is_an_error_of_its_link() -> None:
-    """A frame of its own buffer, and one that is joined from pieces."""
+    """A frame of its own buffer, and one that comes in pieces."""
     reader = FrameReader(frame_bytes_max=LARGE_BYTES)
     write(reader, frame_head(1, LARGE_BYTES, 0))
     with little_memory(), pytest.raises(NoMemory, match=str(LARGE_BYTES)):
         reader.next_frame()
     joined = FrameReader(frame_bytes_max=LARGE_BYTES)
-    joined._pieces = [memoryview(bytes(1 << 20))] * (LARGE_BYTES >> 20)
-    joined._pieces_bytes = LARGE_BYTES
+    write(joined, frame_head(1, PIECE_BYTES_MIN, 0, PIECE))
     with little_memory(), pytest.raises(NoMemory, match=str(LARGE_BYTES)):
-        joined._joined()
+        joined.next_frame()
 
 
 def test_link_without_memory_ends_and_is_dialled_again() -> None:

@@ -170,7 +170,9 @@ def test_reader_joins_pieces_and_passes_whole_frames_between_them(step: int) -> 
     found = feed(FrameReader(frame_bytes_max=1 << 20), stream, step=step)
     assert [kind for kind, _ in found] == [8, 9, 7, 7]
     assert [bytes(view) for _, view in found] == [b"urgent", b"", b"".join(parts), b"next"]
-    assert not found[2][1].readonly
+    joined = found[2][1]
+    assert not joined.readonly
+    assert memoryview(joined.obj).nbytes == len(joined), "a view of more memory than it needs"
 
 
 @pytest.mark.parametrize(
