@@ -16,9 +16,9 @@ costs 0.05 CPU-seconds/GB on each side.
 
 A large frame may come in pieces, so that small ones need not wait until all of it has passed. Each
 piece is a frame of its own with the type of the whole. Whole frames may come between pieces, but
-not pieces of another frame. All but the last have at least `PIECE_BYTES_MIN`. They are received side
-by side into one mapping of the largest size, which is cut to the whole at the end: joining 100 MB
-would hold up the loop for 80 ms.
+not pieces of another frame. All but the last have at least `PIECE_BYTES_MIN`. They are received
+side by side into one mapping of the largest size, which is cut to the whole at the end: joining
+100 MB would hold up the loop for 80 ms.
 
 Bytes are received into 64 KiB chunks; small frames are views into the chunk in which they arrived.
 A frame that does not fit in its chunk gets a bytearray of its own, into which the socket then reads
@@ -67,7 +67,7 @@ _SPARES_MAX = 2
 _MAPPED_BYTES_MIN = 4 << 20
 """Buffers of larger frames are mapped, so that pages are allocated as bytes arrive."""
 _MAPPED = MAP_PRIVATE | MAP_ANONYMOUS
-"""Private pages cost two thirds of shared ones, which are the default, and half when they are freed."""
+"""Private pages cost two thirds of shared ones, which are the default."""
 
 
 def frame_head(frame_type: int, length: int, payload_crc: int, flags: int = WHOLE) -> bytes:

@@ -55,6 +55,9 @@ from vdl.kafka.wire.header import decode_request_header
 from vdl.kafka.wire.registry import FLEXIBLE_FROM
 from vdl.kafka.wire.runtime import WireError
 
+OFFERED_BYTES_MAX = 4 << 20
+"""Maximum bytes of a long answer that are sent with one call. A socket takes about as much; but one
+whose client reads meanwhile takes all of 100 MB, and the loop waits for 25 ms."""
 REQUEST_BYTES_MAX = 100 << 20
 """Kafka's `socket.request.max.bytes`."""
 OTHER_BYTES_MAX = 16 << 20
@@ -233,7 +236,7 @@ class FrameReader:
         self._is_own = self.needed > CHUNK_BYTES_MAX
         assert size > arrived, (size, arrived, self.needed)
         try:
-            view = memoryview(mmap.mmap(-1, size) if self._is_mapped else bytearray(size))
+            view = memoryview(_mapped(size) if self._is_mapped else bytearray(size))
         except MemoryError:
             raise OSError(errno.ENOMEM, "no memory for a request") from None
         view[:arrived] = self._view[self._end - arrived : self._end]
@@ -508,8 +511,15 @@ class Connection:
                 answers.hold(_pinned(buffers))
                 self.unsent = buffers
                 return False
+            later: Sequence[Buffer] = ()
+            if size > OFFERED_BYTES_MAX:
+                buffers, later = _cut(buffers, OFFERED_BYTES_MAX)
             rest = self.transport.send(buffers)
-            budget.sent(size - sum(map(len, rest)))
+            budget.sent(size - sum(map(len, rest)) - sum(map(len, later)))
+            if later:
+                if not rest:  # the socket takes more: nothing but the budget calls again
+                    budget.wait(self._resume)
+                rest = [*rest, *later]
         else:
             rest = self.transport.send(buffers)
         if not rest:
@@ -608,3 +618,19 @@ def _pinned(buffers: Sequence[Buffer]) -> int:
         if id(owner) not in sizes:
             sizes[id(owner)] = memoryview(owner).nbytes
     return sum(sizes.values())
+
+
+def _cut(buffers: Sequence[Buffer], size: int) -> tuple[list[Buffer], list[Buffer]]:
+    """Return (buffers with the first `size` bytes, the rest), without copying."""
+    for n, buffer in enumerate(buffers):
+        length = len(buffer)
+        if length > size:
+            view = memoryview(buffer)
+            return [*buffers[:n], view[:size]], [view[size:], *buffers[n + 1 :]]
+        size -= length
+    return list(buffers), []
+
+
+def _mapped(size: int) -> mmap.mmap:
+    """Return mapped memory. Private pages cost two thirds of shared ones, which are the default."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

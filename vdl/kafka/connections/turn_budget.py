@@ -558,8 +558,12 @@ class SendBudget:
         """
         if self._left > 0:
             return True
-        self._waiting[resume] = None
+        self.wait(resume)
         return False
+
+    def wait(self, resume: Resume) -> None:
+        """Call `resume` in a later turn. Use: after `sent`."""
+        self._waiting[resume] = None
 
     def sent(self, count: int) -> None:
         """Count `count` bytes of a long answer as sent."""

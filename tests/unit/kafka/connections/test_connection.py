@@ -20,6 +20,7 @@ from vdl.kafka.connections.connection import (
     COPIED_BYTES_MAX,
     GROWTH,
     MAPPED_BYTES_MIN,
+    OFFERED_BYTES_MAX,
     REQUEST_BYTES_MAX,
     BadFrameLength,
     Connection,
@@ -56,14 +57,18 @@ class Transport:
 
 
 class FullTransport(Transport):
-    """Transport that takes all but the last `left` bytes of one buffer."""
+    """Transport that takes `room` bytes in all."""
 
-    def __init__(self, left: int) -> None:
-        self._left = left
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.offered: list[int] = []
 
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         (buffer,) = buffers
-        return [memoryview(buffer)[len(buffer) - self._left :]]
+        self.offered.append(len(buffer))
+        taken = min(self.room, len(buffer))
+        self.room -= taken
+        return [memoryview(buffer)[taken:]] if taken < len(buffer) else []
 
 
 def connect(bytes_max: int = REQUEST_BYTES_MAX, transport: Transport | None = None) -> Connection:
@@ -268,8 +273,13 @@ def test_idle_connection_holds_no_buffer() -> None:
 def test_unsent_rest_is_copied_unless_that_takes_long(size: int, left: int, held: int) -> None:
     """A copy lets go of the whole answer. What is too long for one is counted with all of it,
     unless that is far more."""
-    connection = connect(transport=FullTransport(left))
+    transport = FullTransport(size - left)
+    connection = connect(transport=transport)
     connection.queue(memoryview(bytes(size)), [], size)
+    while transport.room:
+        assert not connection.flush()
+        connection._turn.send_budget._next_turn()
     assert not connection.flush()
+    assert max(transport.offered) == OFFERED_BYTES_MAX
     assert sum(map(len, connection.unsent)) == left
     assert connection.answers.held == held

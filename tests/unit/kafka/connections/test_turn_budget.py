@@ -18,6 +18,7 @@ from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import admission
+from vdl.kafka.connections.connection import OFFERED_BYTES_MAX
 from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
     COSTLY_NS,
@@ -233,6 +234,24 @@ def test_long_answers_of_one_turn_leave_in_several() -> None:
     assert not world.frontend.turn.send_budget
     assert world.context.answers.used == 0
     assert all(reader.reading for reader in readers)
+
+
+def test_one_long_answer_leaves_in_several_turns_however_fast_its_client_reads() -> None:
+    """The loop would send all of 100 MB with one call."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, size=9 * MIB)
+    world.run(1)
+    reader, size = world.client(), 10 * MIB
+    partition = FetchPartition(0, fetch_offset=0, partition_max_bytes=size)
+    topics = [FetchTopic("t", bytes(16), [partition])]
+    request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=size, topics=topics)
+    reader.request(FETCH, 11, request)
+    world.time.run_until(world.time.now_ns)
+    assert 0 < len(reader.received) <= OFFERED_BYTES_MAX
+    world.run(1)
+    assert len(reader.answers()[0].responses[0].partitions[0].records) >= 9 * MIB
+    assert world.context.answers.used == 0
 
 
 def test_an_answer_that_waits_for_its_turn_leaves_before_its_connection_is_closed() -> None:
