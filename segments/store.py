@@ -151,7 +151,7 @@ class DiskStore:
         self.submit = journal.submit
         self._queue = journal.queue
         self._allocation = journal.allocation
-        self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail)
+        self._ahead = AheadWriter(workers, options.large_bytes_min, self._fail, now_ns)
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
             spread=recovered.identity.directory_id[0], has_places=has_places,
@@ -448,12 +448,12 @@ class DiskStore:
             self.workers.call_later(0, done)
 
     def _written_ahead(
-        self, placement: Placement, rest: Payload, done: Callable[[], None], is_durable: bool
+        self, placement: Placement, rest: Payload, done: Callable[[], None], crc: int | None
     ) -> None:
         """Note the end of a payload of a log that had this placement; a reset replaces it."""
         self._journal.stats.payload_bytes += rest.bytes
-        placement.end_ahead(rest, is_durable=is_durable)
-        forget = partial(placement.end_ahead, rest, is_durable=False)
+        placement.end_ahead(rest, crc)
+        forget = partial(placement.end_ahead, rest, None)
         self.workers.call_later(AHEAD_KEPT_MS, forget)  # with its memory
         done()
 

@@ -687,7 +687,7 @@ class DiskLog:
                 crc = crc32c(buffer[start + 4 : used])
                 entry.data = readonly[body:used]
             else:
-                crc = crc32c(chunk.payload, crc32c(buffer[4:]))
+                crc = self.placement.crc_of(chunk.payload, crc32c(buffer[4:]))
                 entry.data = chunk.payload
                 batch.add_large(chunk)
                 total += used

@@ -26,9 +26,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from crc32c import crc32c
+
 from ids import Index
 from segments.api import CHANGING_BYTES, Buffer, CorruptRecord, EntryLike, SegmentLimits
 from segments.format.frame import FRAME_BYTES
+from segments.format.joined_crc import joined_crc
 from segments.io import failpoint
 from segments.io.fs import File, is_unreadable, read_whole, uncache_steps, write_over
 from segments.log.index import IndexDamaged, place
@@ -211,8 +214,12 @@ class Ahead:
     """Position of the payload in the file."""
     rest: Payload
     """The part that is written."""
-    is_durable: bool = False
-    """Invariant: True only if `rest` is on disk at its position in its file."""
+    crc: int | None = None
+    """CRC of `rest`. Invariant: not None only if `rest` is on disk at its position in its file."""
+
+    @property
+    def is_durable(self) -> bool:
+        return self.crc is not None
 
 
 @dataclass(slots=True)
@@ -369,12 +376,23 @@ class Placement:
         self.ahead = Ahead(data, view, position, whole.part(start, layout.position))
         return self.ahead.rest
 
-    def end_ahead(self, rest: Payload, *, is_durable: bool) -> None:
-        """Note that `rest` is durable, or that it is no longer being written."""
+    def end_ahead(self, rest: Payload, crc: int | None) -> None:
+        """Note that `rest` is durable, or (None) that it is no longer being written."""
         if self.ahead is not None and self.ahead.rest is rest:
-            self.ahead.is_durable = is_durable
-            if not is_durable:
+            self.ahead.crc = crc
+            if crc is None:
                 self.ahead = None
+
+    def crc_of(self, payload: Buffer, before: int) -> int:
+        """Return the CRC of some bytes and a large payload behind them; `before` is that of those.
+
+        What was written ahead has been checksummed.
+        """
+        ahead = self.ahead
+        if ahead is None or ahead.view is not payload or ahead.crc is None:
+            return crc32c(payload, before)
+        rest = len(payload) - (ahead.rest.position - ahead.position)
+        return joined_crc(crc32c(payload[:-rest], before), ahead.crc, rest)
 
     def without_ahead(self, payloads: list[Payload]) -> list[Payload]:
         """Return the payloads without the bytes that are durable already where they belong."""

@@ -4,12 +4,18 @@ Blocks of other logs go on meanwhile. An append never depends on it: its payload
 unless the same memory was made durable in the same place.
 """
 
+import itertools
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from crc32c import crc32c
 
 from segments.api import HardState, StoredEntry
 from segments.io.fs import SyncFailed
+from segments.journal import ahead
+from segments.log import placement
 from tests.storage_contract.conftest import SMALL, SimHarness, Writer
 from tests.storage_contract.test_placed_lives import Lives
 
@@ -102,6 +108,41 @@ def test_blocks_of_other_logs_go_on_beside_a_payload(engine):
     check_after_power_cut(engine, entry)
 
 
+def test_checksum_is_computed_where_the_payload_is_written(engine, monkeypatch):
+    """Over 100 MB it would hold up the loop."""
+    summed = []
+    monkeypatch.setattr(
+        placement, "crc32c", lambda data, before: summed.append(len(data)) or crc32c(data, before)
+    )
+    entry, _ = begin(engine)
+    engine.pump()
+    append(engine, entry)
+    assert len(summed) == 1
+    assert summed[0] < 8192
+    check_after_power_cut(engine, entry)
+
+
+def test_medium_is_left_to_others_after_each_step(engine, monkeypatch):
+    """For as long as the step took, up to a bound: a slow medium must not take twice as long."""
+    paused, workers = [], engine.store.workers
+    engine.store._ahead._workers = SimpleNamespace(
+        payload=workers.payload,
+        call_later=lambda ms, fn: paused.append(ms) or workers.call_later(ms, fn),
+    )
+    for took_ms, pause_ms in ((3, 3), (500, ahead.PAUSE_MS_MAX)):
+        times = itertools.count(step=took_ms * 1_000_000)
+        monkeypatch.setattr(engine.store._ahead, "_now_ns", partial(next, times))
+        entry, ended = begin(engine)
+        engine.pump()
+        assert not ended
+        engine.workers.advance(300)
+        assert ended
+        assert paused.count(pause_ms) > 10
+        append(engine, entry)
+        settle(engine)
+    check_after_power_cut(engine, entry)
+
+
 def test_small_entries_before_and_behind_go_along(engine):
     """The first were appended before; the others come in the same append."""
     engine.store.append(engine.log, Writer(engine.log).entries(2, size=100))
@@ -155,6 +196,7 @@ def test_payload_is_written_again_where_room_was_given_back(engine):
     hint.data, hint.position = entry.data, layout.position - SIZE
     hint.view = memoryview(entry.data).toreadonly()
     hint.rest = replace(hint.rest, position=hint.position + 4096)
+    hint.crc = crc32c(entry.data[4096:])
     at.ahead = hint
     assert append(engine, entry) > SIZE
     check_after_power_cut(engine, entry)
