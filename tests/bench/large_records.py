@@ -49,12 +49,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds; 0: without a pause")
     parser.add_argument("--rate", type=int, default=200, help="of the others, a second")
     parser.add_argument("--seconds", type=int, default=30, help="of each run")
+    parser.add_argument(
+        "--setting", action="append", default=[], help="a line of each server's file"
+    )
     parser.set_defaults(rounds=5)
 
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    servers = Servers()
+    servers = Servers(settings="\n".join(options.setting))
     numbers = itertools.count()
     try:
         servers.up()
