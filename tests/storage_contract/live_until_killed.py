@@ -12,7 +12,7 @@ import sys
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from tests.storage_contract.steps import OPTIONS, applied, create, draw, stage
+from tests.storage_contract.steps import OPTIONS, applied, create, draw, entries_of, stage
 
 STEPS = 4000
 
@@ -46,13 +46,27 @@ async def live(directory, seed):
         elif step.kind == "checkpoint":
             await checkpoint(loop, store, step)
         else:
-            stage(store, step)
+            entries = None
+            if step.kind == "append" and step.size >= store.ahead_bytes_min:
+                entries = entries_of(store, step)
+                await write_ahead(loop, store, store.logs[step.log_id], *entries)
+            stage(store, step, entries)
             token = store.submit()
             if token > store.durable_token:  # a step may change nothing
                 waiting[token] = done
                 await done
         say("done", number)
     os._exit(3)
+
+
+async def write_ahead(loop, store, log, entry):
+    """Write a large entry to its place before it is appended."""
+    done = loop.create_future()
+    store.write_ahead(
+        log, entry.data, timestamp=entry.timestamp, is_wanted=lambda: True,
+        done=lambda: done.set_result(None),
+    )  # fmt: skip
+    await done
 
 
 async def checkpoint(loop, store, step):

@@ -13,7 +13,7 @@ from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
 OPTIONS = StoreOptions(
     journal_file_bytes=64 << 10,
     journal_first_file_bytes=32 << 10,
-    segment_bytes=8 << 10,
+    segment_bytes=24 << 10,
     index_segment_entries=64,
     cache_bytes_max=64 << 10,
     checkpoint_bytes=48 << 10,
@@ -21,6 +21,8 @@ OPTIONS = StoreOptions(
     checkpoint_interval_ms=100,
     idle_block_ms=2,
     place_bytes_min=1500,
+    large_bytes_min=5000,
+    write_ahead=True,
     meta_map_bytes=1 << 22,
 )
 LOGS = 3
@@ -44,13 +46,18 @@ def draw(rng, logs):
         return Step("create", index=rng.randint(1, 50))
     log = logs[rng.choice(sorted(logs))]
     kind = rng.choices(
-        ("append", "large", "replace", "commit", "vote", "reset", "trim", "renew", "checkpoint"),
-        (10, 1, 3, 10, 2, 1, 2, 1, 3),
-    )[0]
+        (
+            "append", "many", "large", "replace", "commit", "vote", "reset", "trim", "renew",
+            "checkpoint",
+        ),
+        (10, 1, 6, 3, 10, 2, 1, 2, 1, 3),
+    )[0]  # fmt: skip
     last, commit, term = log.last_index, log.commit_index, max(1, log.hard_state.term)
     term = max(term, log.term(last))
-    if kind == "large":
+    if kind == "many":
         return Step("append", log.log_id, 150, 700, last + 1, term)
+    if kind == "large":
+        return Step("append", log.log_id, 1, rng.randint(5000, 7500), last + 1, term)
     if kind == "replace" and commit < last:
         first = rng.randint(commit + 1, last)
         return Step("append", log.log_id, rng.randint(1, 4), 300, first, term + 1)
@@ -70,19 +77,26 @@ def draw(rng, logs):
     return Step("append", log.log_id, rng.randint(1, 12), rng.choice((0, 50, 900)), last + 1, term)
 
 
-def stage(store, step):
-    """Stage a step on a log, except for kinds that become durable by themselves."""
+def entries_of(store, step):
+    """Return the entries of an append."""
+    offset = store.logs[step.log_id].offset_after(step.index - 1)
+    return [
+        StoredEntry(
+            step.term, n, 0, bytes((n * 7 + step.term + k) & 0xFF for k in range(step.size)),
+            offset + n - step.index, 1, n * 10,
+        )
+        for n in range(step.index, step.index + step.count)
+    ]  # fmt: skip
+
+
+def stage(store, step, entries=None):
+    """Stage a step on a log, except for kinds that become durable by themselves.
+
+    `entries`: those of an append, if its caller has them already.
+    """
     log = store.logs[step.log_id]
     if step.kind == "append":
-        offset = log.offset_after(step.index - 1)
-        entries = [
-            StoredEntry(
-                step.term, n, 0, bytes((n * 7 + step.term + k) & 0xFF for k in range(step.size)),
-                offset + n - step.index, 1, n * 10,
-            )
-            for n in range(step.index, step.index + step.count)
-        ]  # fmt: skip
-        store.append(log, entries)
+        store.append(log, entries or entries_of(store, step))
     elif step.kind == "hard":
         store.set_hard_state(log, HardState(step.term, step.size, step.index))
     elif step.kind == "reset":
