@@ -203,7 +203,12 @@ class FrameReader:
         if self._given is not None:
             self._given.release()  # its receiver may still hold it, and has no use for it
             self._given = None
-        pieces.resize(size)
+        try:
+            pieces.resize(size)
+        except (BufferError, SystemError):
+            # A receiver holds a view of it (TLS), or the system cannot: the rest of the mapping
+            # stays, which takes no memory.
+            return memoryview(pieces)[:size]
         return memoryview(pieces)
 
     def _check_piece(self, frame_type: int, flags: int, length: int) -> None:

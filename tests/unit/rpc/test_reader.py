@@ -193,6 +193,25 @@ def test_reader_refuses_pieces_that_cost_more_than_they_hold(
         feed(FrameReader(frame_bytes_max=40_000), stream, step=1 << 16)
 
 
+def test_reader_joins_pieces_of_which_the_receiver_holds_views() -> None:
+    """As asyncio does on links with TLS."""
+    parts = [payload_of(size) for size in (20_000, 300_000, 70_000)]
+    flags = [PIECE, PIECE, LAST_PIECE]
+    stream = b"".join(map(piece, parts, flags)) + frame(8, b"next")
+    reader, held, found = FrameReader(frame_bytes_max=1 << 20), [], []
+    at = 0
+    while at < len(stream):
+        buffer = reader.get_buffer()
+        held.append(memoryview(buffer))
+        taken = min(50_000, len(buffer), len(stream) - at)
+        buffer[:taken] = stream[at : at + taken]
+        at += taken
+        reader.buffer_updated(taken)
+        while (one := reader.next_frame()) is not None:
+            found.append(one)
+    assert found == [(7, b"".join(parts)), (8, b"next")]
+
+
 def test_reader_takes_pieces_up_to_the_bound() -> None:
     """The bound is on the frame, not on its pieces."""
     stream = piece(payload_of(20_000), PIECE) + piece(payload_of(20_000), LAST_PIECE)
