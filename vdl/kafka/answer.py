@@ -3,7 +3,9 @@
 * `Later`: the answer is not known yet; the code that learns it calls `complete`. `Gathering` is one
   for a response whose parts become known separately.
 * `Encoded`: the same bytes answer several requests.
+* `Assembled`: a long answer, encoded piece by piece.
 * `Unbuilt`: the answer may be large, and takes no memory before there is room for it.
+* `Paused`: the handler has more to do, and gives the loop back until it is the connection's turn.
 * `Reply.NONE` and `Reply.CLOSE`: the protocol has no answer here.
 
 Does not depend on connections or APIs.
@@ -39,6 +41,19 @@ class Encoded:
         self.buffers = buffers
 
 
+class Assembled:
+    """A response whose elements are encoded already.
+
+    `response` has the rest, and may be changed until `encode`, which returns the body, is called.
+    """
+
+    __slots__ = ("encode", "response")
+
+    def __init__(self, response: Any, encode: Callable[[], list[Any]]) -> None:
+        self.response = response
+        self.encode = encode
+
+
 class Unbuilt:
     """A large answer that is built when its turn comes and there is memory. `build` may raise."""
 
@@ -46,6 +61,20 @@ class Unbuilt:
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build
+
+
+class Paused:
+    """Further work on a request, done when its turn comes.
+
+    `step` returns the next answer, perhaps another `Later`. It may raise. `cancel`: the client is
+    gone, and `step` will not be called.
+    """
+
+    __slots__ = ("cancel", "step")
+
+    def __init__(self, step: Callable[[], Any], cancel: Callable[[], None]) -> None:
+        self.step = step
+        self.cancel = cancel
 
 
 class Traceable(Protocol):

@@ -35,8 +35,8 @@ from vdl.kafka.configs.options import KafkaOptions
 if TYPE_CHECKING:
     from vdl.kafka.context import RequestContext
 
-LOOP_ELEMENTS = 4_000
-"""Most elements of a request that is decoded on the loop: some three milliseconds."""
+LOOP_ELEMENTS = 500
+"""Most elements of a request that is decoded on the loop: some 0.4 ms."""
 PART_ELEMENTS = 250
 """Most elements of all cut lists together that are processed in a turn: at most 10 ms. A request
 with no more is not cut."""
@@ -58,6 +58,20 @@ REPLICAS_TIMES = 6
 """The same including the replicas of each, which are only numbers: some milliseconds."""
 FIRST = 1
 TWO = 2
+
+
+class PartSize:
+    """Number of elements of the next part."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: int) -> None:
+        self.elements = elements
+
+    def took(self, part_ns: int) -> None:
+        """Adapt the size, because a part took `part_ns` of the loop."""
+        fits = self.elements * PART_NS // max(part_ns, 1)
+        self.elements = max(1, min(fits, 2 * self.elements, PART_ELEMENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +303,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     51: Whole(
         "all credentials are changed by one command",
         (Parts("deletions", "results"), Parts("upsertions", "results")),
-        at_once=LOOP_ELEMENTS,
+        at_once=WHOLE_ELEMENTS * 2 // 5,
     ),
     55: _whole("there is one topic to ask for", "topics.partitions"),
     57: _whole("all features are changed by one command, or none", "feature_updates"),

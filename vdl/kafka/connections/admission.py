@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any
 
 from vdl.clock import MS, Timer
-from vdl.kafka.answer import Later, Reply
+from vdl.kafka.answer import Later, Paused, Reply
 from vdl.kafka.api import API, Api
 from vdl.kafka.connections.connection import Request
 from vdl.kafka.connections.turn import Turn
@@ -351,7 +351,9 @@ class Admission:
         """Return the budget if the oldest started request may go on; if not, take a place in its
         line."""
         exchange = self.started[0]
-        budget = self._budget_of(exchange.api, exchange.bytes)
+        turn = self._turn
+        # A Fetch that has more to do is not one of the usual size, however short its request is.
+        budget = turn.record_budget if exchange.api.pipelined else turn.work_budget
         if budget.started_ns < budget.until_ns or self._has_turn(budget, since_ns):
             return budget
         return None
@@ -556,6 +558,8 @@ class Admission:
             # not wait for a full collection.
             answer, exchange.answer = exchange.answer, Reply.CLOSE
             if type(answer) is not Later or answer.done:
+                if type(answer) is Later and type(answer.response) is Paused:
+                    answer.response.cancel()
                 continue
             kept = 0
             if exchange.api.pipelined:

@@ -28,7 +28,7 @@ from typing import Any
 
 from segments.api import Buffer
 from vdl.clock import MS
-from vdl.kafka.answer import Encoded, Later, Reply, Traceable, Unbuilt
+from vdl.kafka.answer import Assembled, Encoded, Later, Paused, Reply, Traceable, Unbuilt
 from vdl.kafka.api import API, Api, Handler
 from vdl.kafka.connections.admission import Admission, Exchange
 from vdl.kafka.connections.connection import BARE_TOKEN, Connection, Request, Transport
@@ -101,6 +101,8 @@ class Session:
     (none)     it must be decoded in a thread                          `Later`, `is_decoding`
     (none)     the handler returned (`_handle`)                        response, `Unbuilt`, `Later`
     `Later`    decoded, or time for the next part                      `_InTurn`
+    `Later`    the handler has more to do                              `Paused`
+    `Paused`   it is oldest, and it is its turn                        that of its step
     `Later`    the handler's answer is known                           response or `Unbuilt`
     `_InTurn`  it is oldest, and it is its turn                        that of the handler
     `Unbuilt`  it is oldest, it is its turn, and there is memory       response
@@ -476,6 +478,21 @@ class Session:
             if self.admission.decoded:
                 self.admission.hasten()
 
+    def _go_on(self, exchange: Exchange, paused: Paused) -> None:
+        """Let a handler continue in its turn."""
+        try:
+            answer = paused.step()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            answer = error
+        exchange.answer = answer
+        exchange.worked_ns = now_ns = self._turn.context.clock.now_ns()
+        if exchange.measured is not None:
+            exchange.used_ns += now_ns - self._turn.started_ns
+        if type(answer) is Later and not answer.done:
+            answer.when_done(self.mark)
+            if self.admission.decoded:
+                self.admission.hasten()
+
     def _take_token(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
         """Handle a token without a request header, as after SaslHandshake v0."""
         message = exchange.api.wire.SaslAuthenticateRequest(bytes(request.body))
@@ -531,6 +548,11 @@ class Session:
             if not admission.may_go_on(exchange.started_ns):
                 return False
             answer.step()
+            return True
+        if type(answer) is Paused:
+            if not admission.may_go_on(exchange.started_ns):
+                return False
+            self._go_on(exchange, answer)
             return True
         if type(answer) is Unbuilt:
             must_finish = wide is not None and wide.bytes > 0
@@ -632,6 +654,8 @@ class Session:
         not read for that long (KIP-219).
         """
         context = ctx.server
+        if type(answer) is Assembled:
+            answer = answer.response
         quotas, user, client_id = context.quotas, ctx.principal.name, ctx.client_id
         can_say = hasattr(answer, "throttle_time_ms")
         # The bytes that a Fetch read are counted already; their throttle time is in its answer.
@@ -674,7 +698,9 @@ class Session:
             body = [answer.auth_bytes]
         else:
             try:
-                if exchange.wide is None:
+                if type(answer) is Assembled:
+                    body = answer.encode()
+                elif exchange.wide is None:
                     body = wire.encode_response(answer, exchange.version)
                 else:
                     body = exchange.wide.encoded()

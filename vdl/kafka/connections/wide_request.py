@@ -35,13 +35,13 @@ from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
     FIRST_ELEMENTS,
     PART_ELEMENTS,
-    PART_NS,
     PARTS,
     REPLICAS_MAX,
     REPLICAS_TIMES,
     WHOLE_ELEMENTS,
     Page,
     Parts,
+    PartSize,
     Whole,
 )
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
@@ -140,20 +140,6 @@ def _taken(groups: OrderedDict[Hashable, list[Any]]) -> Iterator[list[Any]]:
     while groups:
         _, group = groups.popitem(last=False)
         yield group
-
-
-class PartSize:
-    """Number of elements of the next part."""
-
-    __slots__ = ("elements",)
-
-    def __init__(self, elements: int) -> None:
-        self.elements = elements
-
-    def took(self, part_ns: int) -> None:
-        """Adapt the size, because a part took `part_ns` of the loop."""
-        fits = self.elements * PART_NS // max(part_ns, 1)
-        self.elements = max(1, min(fits, 2 * self.elements, PART_ELEMENTS))
 
 
 def parts_of(

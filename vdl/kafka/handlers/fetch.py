@@ -22,6 +22,12 @@ changes. Reading and subscribing happen in one call, so no change is missed betw
     GATED         stays; remembered         SCHEDULED          none
     WAITING       SCHEDULED                                    none
     SCHEDULED     stays                     stays              RUNNING, at the end of the turn
+    PAUSED        stays; remembered                            RUNNING, when its turn comes
+
+With more than `AT_ONCE` partitions it is done in pieces, as requests of other APIs are in parts
+(`vdl/kafka/parts.py`), each in a turn of its connection; it is PAUSED in between. A partition is
+read and subscribed to in the same piece. One that changes while others are read causes another
+attempt. The answer is encoded piece by piece (`partitions.fetch_answer`).
 
 Under READ_COMMITTED only stable records are read: none from the last stable offset on. A long poll
 waits for that offset to move. The answer carries the list of aborted transactions in the range read
@@ -31,17 +37,18 @@ sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ids import GroupId, Offset, ServerId
 from rpc.traces import PARTITIONS_NAMED, TOPICS_NAMED, TracedRequest
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Encoded, Later
+from vdl.kafka.answer import Assembled, Encoded, Later, Paused
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.error_map import code_of
 from vdl.kafka.host import LogStream, Wait
@@ -55,13 +62,16 @@ from vdl.kafka.lookup import (
     leader_endpoints,
 )
 from vdl.kafka.partitions.down_conversion import BYTES_MAX, Outcome, ToConvert
+from vdl.kafka.partitions.fetch_answer import FetchAnswer
 from vdl.kafka.partitions.fetch_sessions import (
     SESSION_PARTITIONS_MAX,
     Cached,
     FetchSession,
+    FetchSessions,
     Key,
 )
 from vdl.kafka.partitions.read_throttle import REQUEST_WAIT_NS_MAX, Admission
+from vdl.kafka.parts import FIRST_ELEMENTS, PartSize
 from vdl.kafka.permissions.topic_rules import may_read
 from vdl.kafka.wire.fetch import (
     AbortedTransaction,
@@ -70,6 +80,8 @@ from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
     LeaderIdAndEpoch,
     NodeEndpoint,
     PartitionData,
@@ -95,6 +107,9 @@ _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Session epochs of requests that name all their partitions: to begin a session, or without one."""
 
 
+AT_ONCE = 128
+"""Partitions up to which a fetch is done at once: half a millisecond."""
+
 Shared = tuple[int, int, Encoded]
 """(bytes of records in an answer, the answer)."""
 
@@ -106,6 +121,7 @@ class _State(Enum):
     GATED = "answers of log streams"
     WAITING = "a change of a partition, or the end of its time"
     SCHEDULED = "the end of the turn"
+    PAUSED = "its turn, to go on with further partitions"
 
 
 _NO_GROUP: Final = GroupId(-1)
@@ -169,6 +185,20 @@ class _Target:
         self.answer: PartitionData | None = None
 
 
+class _Reading:
+    """What an attempt has read so far."""
+
+    __slots__ = ("at_once", "available", "left", "total")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        """Bytes that the answer may still have."""
+        self.total = self.available = 0
+        """Bytes read, and at least as many that could be read."""
+        self.at_once = False
+        """True if the answer must not wait."""
+
+
 class _Poll:
     """One fetch under way."""
 
@@ -180,12 +210,17 @@ class _Poll:
         "gate_began_ns",
         "gates",
         "is_committed",
+        "is_converted",
         "later",
+        "missed",
         "opens_session",
+        "pieces",
         "records",
         "request",
+        "result",
         "session",
         "share_key",
+        "size",
         "state",
         "targets",
         "timer",
@@ -195,9 +230,15 @@ class _Poll:
     )
 
     def __init__(
-        self, ctx: RequestContext, request: FetchRequest, session: FetchSession | None = None
+        self,
+        ctx: RequestContext,
+        request: FetchRequest,
+        session: FetchSession | None = None,
+        *,
+        is_wide: bool = False,
     ) -> None:
-        """`session` is that of an incremental request, already updated by it."""
+        """`session` is that of an incremental request, already updated by it. `is_wide`: neither
+        is done; `go_on` begins with it."""
         self.ctx = ctx
         self.records = 0
         """Offsets that the answer for the last partition with records covers."""
@@ -225,11 +266,23 @@ class _Poll:
         """Time waited for admissions to read from disk."""
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
+        self.pieces: Iterator[None] | None = None
+        """The rest of an attempt in pieces."""
+        self.size: PartSize | None = None
+        """Number of partitions of a piece."""
+        self.missed = False
+        """True if a partition has changed since the attempt in pieces began."""
+        self.is_converted = False
+        """True once the batches of the attempt are converted for an old consumer."""
+        self.result: FetchResponse | Encoded | Assembled | None = None
+        """The answer, if it became known while the poll was PAUSED and waited for its turn."""
         self.share_key: tuple[object, ...] | None = None
         """Key of requests that get the same answer in one turn, which is then read and encoded
         once. Only requests for one partition, without a session or quotas, have one."""
-        if session is None:
-            self._resolve()
+        if is_wide:
+            self.pieces = self._all_in_pieces()
+        elif session is None:
+            self._resolve(request.topics)
             self.expired = self.expired or not self.targets
         else:
             for cached in session.ready.values():
@@ -258,11 +311,11 @@ class _Poll:
         else:
             target.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def _resolve(self) -> None:
-        """Look up the requested partitions."""
+    def _resolve(self, topics: Sequence[FetchTopic]) -> None:
+        """Look up requested partitions."""
         ctx = self.ctx
         by_id = ctx.api_version >= _TOPIC_IDS_FROM
-        for asked_topic in self.request.topics:
+        for asked_topic in topics:
             name = asked_topic.topic_id if by_id else asked_topic.topic
             topic = find_topic(ctx, name)
             targets: list[_Target] = []
@@ -299,40 +352,41 @@ class _Poll:
         if self.session is not None:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
         if self.ctx.server.authorizer is not None:
-            self._check_permission()
+            self._check_permission(self.targets)
         can_share = self.share_key is not None and not self.opens_session
         if can_share and not self.targets[0].error:
             shared = self.ctx.server.shared.get(self.share_key)
             if shared is not None and self._take_shared(shared):
                 return
-        if not self._may_read():
+        if not self._may_read(self.targets):
             return
         answers = self.ctx.connection.answers
         if answers.reserved:
             answers.reserve(0)  # bytes read from disk are part of the reservation below
         room = answers.limit()
-        found = self._read(room)
-        if found is None:
+        reading = self._begin_reading(room)
+        if not self._read(self.targets, reading):
             return
-        size, at_once = found
+        size = reading.total
         if size > UNCOUNTED_BYTES:
             answers.reserve(size)
-        if size >= self.request.min_bytes or at_once or self.expired:
+        if self._is_enough(reading):
             if size and self.ctx.api_version <= LAST_FETCH_VERSION:
                 self._convert()
                 return
-            self._build()
+            self._build(self.targets)
             self._answer(size)
         else:
-            self._subscribe(has_room=room > 0)
+            self._await(self.targets)
+            self._wait(has_room=room > 0)
 
-    def _check_permission(self) -> None:
+    def _check_permission(self, targets: Sequence[_Target]) -> None:
         """Set errors for topics that the client may not read.
 
         Called at each attempt, because the permission may be revoked during a wait or a session.
         The error does not reveal whether the topic exists.
         """
-        for target in self.targets:
+        for target in targets:
             if target.topic and not may_read(self.ctx, target.topic):
                 target.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
@@ -351,9 +405,9 @@ class _Poll:
         self.finish(encoded)
         return True
 
-    def _may_read(self) -> bool:
+    def _may_read(self, targets: Sequence[_Target]) -> bool:
         """Return True if every partition has passed its gates or is in error."""
-        for target in self.targets:
+        for target in targets:
             if not target.error:
                 self._pass_gates(target)
         return self.state is _State.RUNNING
@@ -500,20 +554,25 @@ class _Poll:
             target.diverging = EpochEndOffset(epoch, end)
 
     # --- reading -----------------------------------------------------------------------------
-    def _read(self, room: int) -> tuple[int, bool] | None:
-        """Read the batches of the answer.
+    def _begin_reading(self, room: int) -> _Reading:
+        """Begin an attempt with room for that many bytes. Without room there is nothing to read."""
+        left = min(self._bytes_max, room)
+        return _Reading(max(1, left) if room else left)
 
-        Return (bytes of records, True if the answer must not wait), or None while a read from disk
-        is under way. KIP-74: the first batch of the first partition that has one is sent in full,
-        if there is any room for answers. Without room there is nothing to read.
+    @property
+    def _bytes_max(self) -> int:
+        return min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes)
+
+    def _read(self, targets: Sequence[_Target], reading: _Reading) -> bool:
+        """Read batches of the answer. Return False while a read from disk is under way; then
+        `reading` is unchanged.
+
+        KIP-74: the first batch of the first partition that has one is sent in full, if there is any
+        room for answers.
         """
-        bytes_max = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes)
-        left = min(bytes_max, room)
-        if room:
-            left = max(1, left)
-        total = available = 0
-        at_once = False
-        for target in self.targets:
+        left, total = reading.left, reading.total
+        available, at_once = reading.available, reading.at_once
+        for target in targets:
             target.found = None
             stream = target.stream
             is_elsewhere = target.preferred >= 0 or target.diverging is not None
@@ -540,9 +599,21 @@ class _Poll:
                         # whose result is not sent, and the next request would repeat them.
                         at_once = True
                         left = 0
-        if available and available >= min(self.request.min_bytes, bytes_max):
-            at_once = True
-        return (total, at_once) if self.state is _State.RUNNING else None
+        if self.state is not _State.RUNNING:
+            return False
+        reading.left, reading.total = left, total
+        reading.available, reading.at_once = available, at_once
+        return True
+
+    def _is_enough(self, reading: _Reading) -> bool:
+        """Return True if what was read is answered now."""
+        min_bytes, available = self.request.min_bytes, reading.available
+        return (
+            reading.total >= min_bytes
+            or reading.at_once
+            or self.expired
+            or (available > 0 and available >= min(min_bytes, self._bytes_max))
+        )
 
     def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction]:
         """Return the aborted transactions in the range read."""
@@ -554,9 +625,9 @@ class _Poll:
             for one in stream.aborted(Offset(target.asked.fetch_offset), found.end_offset)
         ]
 
-    def _build(self) -> None:
-        """Build the answer of each partition from the batches just read."""
-        for target in self.targets:
+    def _build(self, targets: Sequence[_Target]) -> None:
+        """Build the answer of each partition from the batches read."""
+        for target in targets:
             stream = target.stream
             if target.error or stream is None:
                 target.answer = self._error_answer(target)
@@ -745,18 +816,27 @@ class _Poll:
         self.gates -= 1
         assert not self.gates, self.gates
         self._count_gated()
-        self.state = _State.RUNNING
         self.ctx.connection.answers.reserve(total if total > UNCOUNTED_BYTES else 0)
-        self._build()
+        if self.pieces is not None:
+            self.is_converted = True
+            self._schedule_now()
+            return
+        self.state = _State.RUNNING
+        self._build(self.targets)
         self._answer(total)
 
     # --- waiting -----------------------------------------------------------------------------
-    def _subscribe(self, *, has_room: bool) -> None:
-        """Wait for a change, then make another attempt.
+    def _await(self, targets: Sequence[_Target]) -> None:
+        """Subscribe to changes: a new high watermark or leader."""
+        wake = self._wake if self.session is None else self.session.wake
+        for target in targets:
+            if target.wait is None and target.stream is not None:
+                stream = target.stream
+                target.wait = self._wait_for(stream, partial(wake, target))
 
-        A change is a new high watermark or leader, room for an answer that lacked it, or the end of
-        the time.
-        """
+    def _wait(self, *, has_room: bool) -> None:
+        """Wait for a change, room for an answer that lacked it, or the end of the time. Then make
+        another attempt."""
         answers = self.ctx.connection.answers
         # A waiting poll holds no batches: they are read again.
         answers.reserve(0)
@@ -764,11 +844,6 @@ class _Poll:
             target.cold = target.found = None
         if not has_room:
             answers.wait(self._schedule)
-        wake = self._wake if self.session is None else self.session.wake
-        for target in self.targets:
-            if target.wait is None and target.stream is not None:
-                stream = target.stream
-                target.wait = self._wait_for(stream, partial(wake, target))
         if self.timer is None:
             clock = self.ctx.server.clock
             delay_ns = max(0, self.deadline_ns - clock.now_ns())
@@ -791,14 +866,16 @@ class _Poll:
 
     def _wake(self, target: _Target) -> None:
         target.wait = None
-        target.cold = None
-        self.woken = True
+        if self.pieces is None:
+            target.cold = None
+        self.woken = self.missed = True
         self._schedule()
 
     def wake(self, target: Cached) -> None:
         """Make another attempt because a partition of the session may have changed."""
-        self._resolve_again(_target(target))
-        self.woken = True
+        if self.pieces is None:
+            self._resolve_again(_target(target))
+        self.woken = self.missed = True
         self._schedule()
 
     def superseded(self) -> None:
@@ -832,7 +909,189 @@ class _Poll:
 
     def _run(self) -> None:
         if self.state is _State.SCHEDULED:
-            self.later.run(self.attempt)
+            if self.pieces is not None or self._is_wide:
+                self._ask_turn()
+            else:
+                self.later.run(self.attempt)
+
+    # --- in pieces ---------------------------------------------------------------------------
+    @property
+    def _is_wide(self) -> bool:
+        return len(self.targets if self.session is None else self.session.ready) > AT_ONCE
+
+    def go_on(self) -> Any:
+        """Do the next piece, in the turn of the connection. Return the next answer."""
+        if self.result is not None:
+            return self.result
+        before, self.later = self.later, Later()
+        self.later.busy_ns = before.busy_ns
+        self.attach()
+        if self.size is None:
+            self.size = PartSize(FIRST_ELEMENTS)
+        if self.pieces is None:
+            self.pieces = self._attempts_in_pieces()
+        self.state = _State.RUNNING
+        clock = self.ctx.server.clock
+        began_ns = clock.now_ns()
+        try:
+            for _ in self.pieces:
+                break
+            else:
+                self.pieces = None
+        except BaseException:
+            self.release()
+            raise
+        self.size.took(clock.now_ns() - began_ns)
+        if self.pieces is not None and self.state is _State.RUNNING:
+            self.state = _State.PAUSED
+            clock.call_later(1, self._ask_turn)  # after the next poll of the sockets
+        return self.later
+
+    def attach(self) -> None:
+        """Let the answer know its poll."""
+        later = self.later
+        later.about = self
+        later.on_cancel = self.release
+        later.answer_early = self.answer_early
+
+    def _ask_turn(self) -> None:
+        self.state = _State.PAUSED
+        if not self.later.done:
+            self.later.complete(Paused(self.go_on, self.release))
+
+    def _slices(self, targets: Sequence[_Target]) -> Iterator[Sequence[_Target]]:
+        assert self.size is not None, "set before the first piece"
+        position = 0
+        while position < len(targets):
+            piece = targets[position : position + self.size.elements]
+            position += len(piece)
+            yield piece
+
+    def _all_in_pieces(self) -> Iterator[None]:
+        """Look everything up, then make attempts. Yields after each piece."""
+        request, session, server = self.request, self.session, self.ctx.server
+        assert self.size is not None, "set before the first piece"
+        if session is None:
+            for topics in _cut(request.topics, self.size):
+                self._resolve(topics)
+                yield
+            count = len(self.targets)
+            self.expired = self.expired or not count
+            self.opens_session = (
+                self.ctx.api_version >= _SESSIONS_FROM
+                and request.session_epoch == _FIRST_EPOCH
+                and 0 < count <= SESSION_PARTITIONS_MAX
+            )
+        else:
+            by_id = self.ctx.api_version >= _TOPIC_IDS_FROM
+            for forgotten in _cut(request.forgotten_topics_data, self.size):
+                _change_session(server.fetch_sessions, session, [], forgotten, by_id=by_id)
+                yield
+            for topics in _cut(request.topics, self.size):
+                _change_session(server.fetch_sessions, session, topics, [], by_id=by_id)
+                yield
+            session.reader = None  # or it would be answered if the session ends here
+            found = _judge_session(server.fetch_sessions, session)
+            if isinstance(found, ErrorCode):
+                self.session = None
+                self.finish(FetchResponse(error_code=found))
+                return
+            self.session = found
+            if found is None:
+                self.expired = True
+            else:
+                found.reader = self
+        if self.ctx.api_version <= LAST_FETCH_VERSION:
+            self.begin_converting()
+        if not self.throttled():
+            yield from self._attempts_in_pieces()
+
+    def _attempts_in_pieces(self) -> Iterator[None]:
+        """Make attempts until one answers, or there is nothing to answer and nothing has changed
+        meanwhile. Yields after each piece, and while gates are closed."""
+        answers, has_authorizer = (
+            self.ctx.connection.answers,
+            self.ctx.server.authorizer is not None,
+        )
+        while True:
+            self.missed = False
+            if self.session is not None:
+                self.targets = [_target(cached) for cached in self.session.ready.values()]
+            targets = self.targets
+            if answers.reserved:
+                answers.reserve(0)
+            room = answers.limit()
+            reading = self._begin_reading(room)
+            for piece in self._slices(targets):
+                if self.session is not None:
+                    for target in piece:
+                        self._resolve_again(target)
+                while True:
+                    if has_authorizer:
+                        self._check_permission(piece)
+                    if self._may_read(piece) and self._read(piece, reading):
+                        break
+                    yield
+                answers.reserve(reading.total if reading.total > UNCOUNTED_BYTES else 0)
+                if not self._is_enough(reading):
+                    self._await(piece)
+                yield
+            if self._is_enough(reading):
+                if reading.total and self.ctx.api_version <= LAST_FETCH_VERSION:
+                    self.is_converted = False
+                    self._convert()
+                    yield
+                    if not self.is_converted:
+                        continue
+                yield from self._answer_in_pieces(targets, reading.total)
+                return
+            if not self.missed:
+                self._wait(has_room=room > 0)
+                return
+            yield
+
+    def _answer_in_pieces(self, targets: Sequence[_Target], size: int) -> Iterator[None]:
+        """Build and encode the answer. Yields after each piece."""
+        ctx = self.ctx
+        response = self._begin_response(size)
+        if self.session is None and self.opens_session:
+            by_key = {target.key: target for target in targets}
+            session = self._create_session(response, by_key)
+            if session is not None:
+                for target in targets:
+                    if by_key[target.key] is not target and target.wait is not None:
+                        target.wait.cancel()
+                        target.wait = None
+                self.targets = targets = [*by_key.values()]
+                session.partitions, session.ready = {**by_key}, {**by_key}
+                session.read_by(self)
+                self.session = session
+        if self.session is not None:
+            response.session_id = self.session.id
+        encoded = FetchAnswer(ctx.api_version)
+        endpoints: list[NodeEndpoint] = []
+        for piece in self._slices(targets):
+            topics: dict[str | bytes, list[PartitionData]] = {}
+            for target in piece:
+                stream = target.stream
+                if stream is not None and stream is not ctx.server.stream(
+                    target.group_id, target.topic
+                ):
+                    target.error = target.error or ErrorCode.NOT_LEADER_OR_FOLLOWER
+            self._build(piece)
+            for target in piece:
+                answer = target.answer
+                assert answer is not None, "every partition was read"
+                if self.session is None or self._settle(self.session, target):
+                    topics.setdefault(target.key[0], []).append(answer)
+                    if answer.current_leader is not None:
+                        self._add_endpoint(endpoints, answer.current_leader.leader_id)
+            for name, partitions in topics.items():
+                encoded.add(name, partitions)
+            yield
+        if endpoints and ctx.api_version >= _ENDPOINTS_FROM:
+            response.node_endpoints = endpoints
+        self.finish(Assembled(response, partial(encoded.encoded, response)))
 
     # --- the end -----------------------------------------------------------------------------
     def throttled(self) -> bool:
@@ -858,12 +1117,8 @@ class _Poll:
 
     def _answer(self, size: int) -> None:
         """Send the response. `size` is the number of bytes of records in it."""
-        response = FetchResponse()
+        response = self._begin_response(size)
         quotas, ctx = self.ctx.server.quotas, self.ctx
-        if quotas is not None:
-            response.throttle_time_ms = quotas.use(
-                Quota.FETCH, ctx.principal.name, ctx.client_id, size, ctx.server.clock.now_ns()
-            )
         if self.session is None:
             endpoints = self._answer_all(response)
             if self.opens_session:
@@ -889,6 +1144,16 @@ class _Poll:
         else:
             self.finish(response)
 
+    def _begin_response(self, size: int) -> FetchResponse:
+        """Return an empty response, with the throttle time that its records cause."""
+        response = FetchResponse()
+        quotas, ctx = self.ctx.server.quotas, self.ctx
+        if quotas is not None:
+            response.throttle_time_ms = quotas.use(
+                Quota.FETCH, ctx.principal.name, ctx.client_id, size, ctx.server.clock.now_ns()
+            )
+        return response
+
     def _answer_all(self, response: FetchResponse) -> list[NodeEndpoint]:
         """Append the answer of every requested partition. Return the leaders' endpoints."""
         endpoints: list[NodeEndpoint] = []
@@ -904,22 +1169,29 @@ class _Poll:
 
     def _open_session(self, response: FetchResponse) -> None:
         """Open a session, if there is a free slot: the client then sends only changes."""
-        server, ctx = self.ctx.server, self.ctx
         by_key = {target.key: target for target in self.targets}
+        session = self._create_session(response, by_key)
+        if session is not None:
+            for target in by_key.values():
+                session.add(target)
+                self._settle(session, target)
+            self.session = session
+
+    def _create_session(
+        self, response: FetchResponse, by_key: dict[Key, _Target]
+    ) -> FetchSession | None:
+        """Create a session that will have these partitions; None if there is no free slot."""
+        server, ctx = self.ctx.server, self.ctx
         session = server.fetch_sessions.create(
             len(by_key),
             server.clock.now_ns(),
             uses_topic_ids=ctx.api_version >= _TOPIC_IDS_FROM,
             asker=ctx.asker,
         )
-        if session is None:
-            return
-        response.session_id = session.id
-        server.fetch_sessions.counted(session, len(by_key))
-        for target in by_key.values():
-            session.add(target)
-            self._settle(session, target)
-        self.session = session
+        if session is not None:
+            response.session_id = session.id
+            server.fetch_sessions.counted(session, len(by_key))
+        return session
 
     def _answer_changed(self, response: FetchResponse, session: FetchSession) -> list[NodeEndpoint]:
         """Append the answers of the session's changed partitions. Return the leaders' endpoints."""
@@ -977,10 +1249,13 @@ class _Poll:
                 NodeEndpoint(*row) for row in leader_endpoints(self.ctx, ServerId(leader))
             )
 
-    def finish(self, response: FetchResponse | Encoded) -> None:
+    def finish(self, response: FetchResponse | Encoded | Assembled) -> None:
         """Answer, and release everything."""
         self.release()
-        self.later.complete(response)
+        if self.later.done:
+            self.result = response  # it waits for its turn
+        else:
+            self.later.complete(response)
 
     def release(self) -> None:
         """Cancel subscriptions, timers and pending disk reads."""
@@ -1020,31 +1295,68 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     if _replica_of(request) >= 0:
         # Replicas are fed on a separate port; a client cannot claim to be one here.
         return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    is_wide = _is_wide(request)
     session: FetchSession | None = None
     if ctx.api_version >= _SESSIONS_FROM and request.session_epoch not in _FULL_EPOCHS:
-        found = _update_session(ctx, request)
+        found = _find_session(ctx, request, is_wide=is_wide)
         if isinstance(found, ErrorCode):
             return FetchResponse(error_code=found)
         session = found
+        is_wide = is_wide or (session is not None and len(session.ready) > AT_ONCE)
     elif request.session_id:
         ctx.server.fetch_sessions.remove(request.session_id)
-    poll = _Poll(ctx, request, session)
+    poll = _Poll(ctx, request, session, is_wide=is_wide)
+    if session is not None:
+        session.read_by(poll)
+    if is_wide:
+        later: Later = poll.go_on()
+        return later
     if session is None:
         count = len(poll.targets)
         poll.opens_session = (
             request.session_epoch == _FIRST_EPOCH and 0 < count <= SESSION_PARTITIONS_MAX
         )
-    else:
-        session.read_by(poll)
     if ctx.api_version <= LAST_FETCH_VERSION:
         poll.begin_converting()
+    poll.attach()
     later = poll.later
-    later.about = poll
-    later.on_cancel = poll.release
-    later.answer_early = poll.answer_early
     if not poll.throttled():
         poll.attempt()
     return later
+
+
+def _is_wide(request: FetchRequest) -> bool:
+    """Return True if a request names more than is done at once."""
+    count = 0
+    for topic in request.topics:
+        count += 1 + len(topic.partitions)
+    for forgotten in request.forgotten_topics_data:
+        count += 1 + len(forgotten.partitions)
+    return count > AT_ONCE
+
+
+Cut = TypeVar("Cut", FetchTopic, ForgottenTopic)
+
+
+def _cut(topics: Sequence[Cut], size: PartSize) -> Iterator[list[Cut]]:
+    """Yield topics of a request with at most as many partitions as a piece has."""
+    piece: list[Cut] = []
+    left = size.elements
+    for topic in topics:
+        position = 0
+        while position < len(topic.partitions):
+            some = topic.partitions[position : position + left]
+            position += len(some)
+            left -= len(some)
+            piece.append(replace(topic, partitions=some))
+            if left <= 0:
+                yield piece
+                piece, left = [], size.elements
+        left -= 1
+        if left <= 0:
+            yield piece
+            piece, left = [], size.elements
+    yield piece
 
 
 def fail_fetch(request: FetchRequest, version: int, code: ErrorCode) -> FetchResponse:
@@ -1067,22 +1379,37 @@ def fail_fetch(request: FetchRequest, version: int, code: ErrorCode) -> FetchRes
     )
 
 
-def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession | ErrorCode | None:
-    """Return the updated session of an incremental request; None if it has become empty and
-    ended."""
+def _find_session(
+    ctx: RequestContext, request: FetchRequest, *, is_wide: bool
+) -> FetchSession | ErrorCode | None:
+    """Return the session of an incremental request, updated unless it `is_wide`; None if it has
+    become empty and ended."""
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
     server = ctx.server
     sessions = server.fetch_sessions
     session = sessions.find(
         request.session_id, request.session_epoch, server.clock.now_ns(), uses_topic_ids=by_id
     )
-    if isinstance(session, ErrorCode):
+    if is_wide or isinstance(session, ErrorCode):
         return session
+    _change_session(sessions, session, request.topics, request.forgotten_topics_data, by_id=by_id)
+    return _judge_session(sessions, session)
+
+
+def _change_session(
+    sessions: FetchSessions,
+    session: FetchSession,
+    topics: Sequence[FetchTopic],
+    forgotten_topics: Sequence[ForgottenTopic],
+    *,
+    by_id: bool,
+) -> None:
+    """Remove and add partitions of a session."""
     before = len(session.partitions)
-    for forgotten in request.forgotten_topics_data:
+    for forgotten in forgotten_topics:
         for partition in forgotten.partitions:
             session.forget((forgotten.topic_id if by_id else forgotten.topic, partition))
-    for topic in request.topics:
+    for topic in topics:
         name = topic.topic_id if by_id else topic.topic
         for asked in topic.partitions:
             key = name, asked.partition
@@ -1094,6 +1421,12 @@ def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession 
                 target.asked = asked
             session.add(target)
     sessions.counted(session, len(session.partitions) - before)
+
+
+def _judge_session(
+    sessions: FetchSessions, session: FetchSession
+) -> FetchSession | ErrorCode | None:
+    """Return a session that was changed; an error, or None, if it had to end."""
     if not session.partitions:
         sessions.remove(session.id)
         return None

@@ -835,7 +835,7 @@ def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: b
     world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
     memory = world.context.requests
     asker = world.client()
-    request = produced([*NAMES[:LOOP_ELEMENTS], "last"], 20)
+    request = produced([*NAMES[:MANY], "last"], 20)
     asker.request(0, 9, request)
     world.run(100)
     waiting = memory.used
