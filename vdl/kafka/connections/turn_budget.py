@@ -24,7 +24,9 @@ two such budgets:
   and waits for the rest of each. So the others then have `SLICE_NS` of a turn, or a quarter of what
   the last records had, if that is more: many producers do not stop the heartbeats of groups. While
   a record passes, a slice is followed by a rest of `REST` times its length, in which the loop is
-  idle if it has nothing else to do. Without records there is no rest.
+  idle if it has nothing else to do. Where records are few, a rest lasts until the record has
+  passed, but not again for `YIELD_EVERY_NS`: so it waits for one slice only. Without records there
+  is no rest.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -47,7 +49,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from vdl.clock import MS, Clock
+from vdl.clock import MS, NEVER, Clock
 
 SHORT_BYTES = 2 << 20
 """Size up to which a request is read without a budget: twice what clients put into one by
@@ -74,6 +76,7 @@ OTHERS_NS = 1_000 * MS
 PASSAGE_NS = 2 * MS
 """Time for which a record passes, as far as loops decide it: on a slow disk it takes longer, and
 waits little for a loop."""
+YIELD_EVERY_NS = 5 * PASSAGE_NS
 REST = 3
 """While a record passes, they rest this many times as long as their slice took."""
 REST_NS_MAX = 30 * MS
@@ -275,6 +278,7 @@ class StartBudget:
         "_starts_before",
         "_turn_has_ended",
         "_waiting",
+        "_yields_again_ns",
         "started_ns",
         "starts",
         "turn_ns",
@@ -297,6 +301,9 @@ class StartBudget:
         self.turn_ns = 0
         """Time that requests had of the last turn."""
         self._rests_until_ns = 0
+        self._yields_again_ns = 0
+        """Time from which they may rest for a whole passage again: `YIELD_EVERY_NS` after the
+        slice that follows one."""
         self._short_ns, self._long_ns = SHORT_NS, START_NS
         """Time in each turn, and the same while requests are cheap."""
         self._waiting: dict[Starter, _Place] = {}
@@ -352,7 +359,7 @@ class StartBudget:
                 if self._goes_on(now_ns):
                     self.until_ns = self._end_ns = self._later_ns(now_ns)
                     return True
-            elif self._is_beside and now_ns < self._rests_until_ns:
+            elif self._is_beside and (now_ns < self._rests_until_ns or self._may_yield(now_ns)):
                 pass  # `_next_turn` judges if it starts now
             elif self._turn_has_ended:
                 self._turn_has_ended = False
@@ -435,11 +442,16 @@ class StartBudget:
         began_ns = now_ns = self._clock.now_ns()
         if self._waiting:
             since_ns = self._look_at_others(self._line.first().line.first().asker)
-            rest_ns = self._rests_until_ns - now_ns
-            if rest_ns > 0 and since_ns < PASSAGE_NS:
-                self._is_armed = True
-                self._clock.call_later(min(rest_ns, LOOK_NS), self._next_turn)
-                return
+            if since_ns < PASSAGE_NS:
+                if self._may_yield(now_ns):
+                    self._yields_again_ns = NEVER
+                    passed_ns = now_ns - since_ns + PASSAGE_NS
+                    self._rests_until_ns = max(self._rests_until_ns, passed_ns)
+                rest_ns = self._rests_until_ns - now_ns
+                if rest_ns > 0:
+                    self._is_armed = True
+                    self._clock.call_later(min(rest_ns, LOOK_NS), self._next_turn)
+                    return
         self._began_ns, self._starts_before = now_ns, self.starts
         self._end_ns = now_ns + self._short_ns
         small, small_end_ns = self._small, now_ns + self._short_ns // SMALL_PARTS
@@ -469,6 +481,8 @@ class StartBudget:
         self.turn_ns = now_ns - began_ns
         if self._since_record_ns is not None:
             self._rests_until_ns = now_ns + min(REST * self.turn_ns, REST_NS_MAX)
+            if self._yields_again_ns == NEVER:
+                self._yields_again_ns = now_ns + YIELD_EVERY_NS
         if self._waiting:
             self._arm()
             # A turn may be short: the principals are not looked at in each.
@@ -482,6 +496,11 @@ class StartBudget:
         else:
             small.clear()
             self._askers.clear()  # the next crowd starts without debts
+
+    def _may_yield(self, now_ns: int) -> bool:
+        """Return True if they may rest for a whole passage. Where records use up turns they may
+        not: a record would pass whenever they look."""
+        return now_ns >= self._yields_again_ns and self._short_ns == SLICE_NS
 
     def _judge(self, starter: Starter) -> None:
         """Shorten the turn if there were records of another principal than this one.

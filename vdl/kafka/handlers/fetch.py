@@ -1022,6 +1022,7 @@ class _Poll:
                 answers.reserve(0)
             room = answers.limit()
             reading = self._begin_reading(room)
+            self.size = PartSize(FIRST_ELEMENTS)
             for piece in self._slices(targets):
                 if self.session is not None:
                     for target in piece:
@@ -1053,6 +1054,7 @@ class _Poll:
     def _answer_in_pieces(self, targets: Sequence[_Target], size: int) -> Iterator[None]:
         """Build and encode the answer. Yields after each piece."""
         ctx = self.ctx
+        self.size = PartSize(FIRST_ELEMENTS)  # a partition may cost more than it did to be read
         response = self._begin_response(size)
         if self.session is None and self.opens_session:
             by_key = {target.key: target for target in targets}
@@ -1071,6 +1073,7 @@ class _Poll:
         encoded = FetchAnswer(ctx.api_version)
         endpoints: list[NodeEndpoint] = []
         for piece in self._slices(targets):
+            ctx.server.fetch_sessions.clean(2 * len(piece))
             topics: dict[str | bytes, list[PartitionData]] = {}
             for target in piece:
                 stream = target.stream

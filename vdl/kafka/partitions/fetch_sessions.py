@@ -29,6 +29,7 @@ Does not depend on requests, logs or responses.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -45,6 +46,11 @@ EPOCH_MAX = (1 << 31) - 1
 SESSION_PARTITIONS_MAX = 10_000
 """Partitions of one session. Those that cannot be read are reported in each response, all in one
 turn."""
+CLEANED = 64
+"""Subscriptions of ended sessions that a request cancels, beside two for each partition of a new
+session."""
+UNCLEAN_MAX = 2 * SESSION_PARTITIONS_MAX
+"""Most such subscriptions."""
 
 
 class Subscription(Protocol):
@@ -142,14 +148,14 @@ class FetchSession:
             if self.reader is not None:
                 self.reader.wake(target)
 
-    def close(self) -> None:
-        """End the session: cancel all subscriptions. A waiting request is answered with what it
-        has, because nothing would wake it."""
+    def close(self) -> dict[Key, Cached]:
+        """End the session. Return its partitions, whose subscriptions are to be cancelled. A
+        waiting request is answered with what it has, because nothing would wake it."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.superseded()
-        for key in list(self.partitions):
-            self.forget(key)
+        ended, self.partitions, self.ready = self.partitions, {}, {}
+        return ended
 
 
 class FetchSessions:
@@ -163,6 +169,11 @@ class FetchSessions:
         self._partitions = Shares(partitions_max)
         self._sessions: dict[int, FetchSession] = {}
         """By id, least recently used first."""
+        self._ended: deque[dict[Key, Cached]] = deque()
+        """Partitions of ended sessions whose subscriptions are not cancelled yet. Cancelling a
+        thousand takes a millisecond of the loop."""
+        self._unclean = 0
+        """Number of those partitions."""
         self.evicted = 0
         self.refused = 0
         """Times that no session could be opened for lack of room."""
@@ -179,7 +190,8 @@ class FetchSessions:
         self, partitions: int, now_ns: int, *, uses_topic_ids: bool, asker: str
     ) -> FetchSession | None:
         """Open a session of `asker` for `partitions` partitions. Return None if there is no
-        room."""
+        room. Of more than a few, the caller cleans up for each (`clean`)."""
+        self.clean(CLEANED)
         while self._short(partitions) is not None:
             if not self._evict(partitions, now_ns) and not self._displace(partitions, asker):
                 self.refused += 1
@@ -196,6 +208,8 @@ class FetchSessions:
         self, session_id: int, epoch: int, now_ns: int, *, uses_topic_ids: bool
     ) -> FetchSession | ErrorCode:
         """Return the session of an incremental request and mark it as used, or the error."""
+        if self._unclean:
+            self.clean(CLEANED)
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -223,7 +237,24 @@ class FetchSessions:
         if session is not None:
             self.counted(session, -len(session.partitions))
             self._slots.change(session.asker, -1)
-            session.close()
+            ended = session.close()
+            self._unclean += len(ended)
+            self._ended.append(ended)
+            self.clean(max(CLEANED, self._unclean - UNCLEAN_MAX))
+
+    def clean(self, count: int) -> None:
+        """Cancel up to `count` subscriptions of sessions that have ended."""
+        while self._ended and count > 0:
+            ended = self._ended[0]
+            while ended and count > 0:
+                _, target = ended.popitem()
+                if target.wait is not None:
+                    target.wait.cancel()
+                    target.wait = None
+                count -= 1
+                self._unclean -= 1
+            if not ended:
+                self._ended.popleft()
 
     def _short(self, partitions: int) -> Shares | None:
         """Return the budget that is exhausted for a session of that many partitions, or None."""
