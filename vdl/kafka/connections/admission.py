@@ -331,8 +331,13 @@ class Admission:
         self._wake()
 
     def logged_in(self) -> None:
-        """Count what follows as use of the principal that the client has proved to be."""
-        self.asker = self._info.asker
+        """Count what it holds, and what follows, as use of the principal that the client has
+        proved to be."""
+        self._return_moderate()
+        before, self.asker = self.asker, self._info.asker
+        requests = self._turn.context.requests
+        requests.take(before, -self.charged)
+        requests.take(self.asker, self.charged)
 
     def _budget_of(self, api: Api, size: int) -> StartBudget:
         """Return the budget in which a request starts."""
@@ -389,10 +394,11 @@ class Admission:
             return True
         turn = self._turn
         memory = turn.context.requests
-        if not memory.has_room_for(decoded) and memory.take_moderate(decoded):
+        asker = self.asker
+        if not memory.has_room_for(decoded, asker) and memory.take_moderate(decoded, asker):
             self._moderate = decoded
-        elif not memory.may_start(self, decoded):
-            memory.wait_to_start(self, self._wake, decoded)
+        elif not memory.may_start(self, decoded, asker):
+            memory.wait_to_start(self, self._wake, decoded, asker)
             turn.waiting_to_start[self] = None
             turn.answer_early()
             return False
@@ -418,7 +424,7 @@ class Admission:
         """Charge `count` more bytes until the request is answered."""
         self.decoded += count
         self.charged += count
-        self._turn.context.requests.change(count)
+        self._turn.context.requests.take(self.asker, count)
         self._turn.large_requests[self] = self.answer_early
 
     def count_partitions(self, exchange: Exchange, more: int) -> None:
@@ -426,7 +432,7 @@ class Admission:
         exchange.counted += more
         self.bytes_in_flight += more
         self.charged += more
-        self._turn.context.requests.change(more)
+        self._turn.context.requests.take(self.asker, more)
 
     def hasten(self) -> None:
         """Schedule the early answer of a long poll if other connections wait for its memory."""
@@ -455,7 +461,7 @@ class Admission:
 
     def _return_moderate(self) -> None:
         if self._moderate:
-            self._turn.context.requests.return_moderate(self._moderate)
+            self._turn.context.requests.return_moderate(self._moderate, self.asker)
             self._moderate = 0
 
     # --- reading ---------------------------------------------------------------------------------
@@ -502,12 +508,14 @@ class Admission:
         memory = self._turn.context.requests
         counted = held if held > SMALL_BYTES else 0
         more = counted - self.charged
-        if more > 0 and not memory.may_have(self, more, is_alone=not self.bytes_in_flight):
+        if more > 0 and not memory.may_have(
+            self, more, self.asker, is_alone=not self.bytes_in_flight
+        ):
             if may_wait:
-                memory.wait(self, self._wake)
+                memory.wait(self, self._wake, self.asker)
             return False
         self.charged = counted
-        memory.change(more)
+        memory.take(self.asker, more)
         if not counted:
             memory.finished(self)
         memory.leave_arriving(self)
@@ -570,14 +578,14 @@ class Admission:
                 answer.cancel()
                 continue
             self.charged -= kept
-            answer.detach(partial(requests.change, -kept))
+            answer.detach(partial(requests.take, self.asker, -kept))
         self.started.clear()
 
     def close(self) -> None:
         """Free all memory and leave all queues, after `cancel`."""
         turn = self._turn
         requests = turn.context.requests
-        requests.change(-self.charged)
+        requests.take(self.asker, -self.charged)
         self.charged = 0
         requests.finished(self)
         requests.leave(self)

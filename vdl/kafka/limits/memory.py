@@ -16,6 +16,11 @@ schema of its version allows (`codegen/held.py`), from its start until its answe
 is not started; it waits in a separate queue. A sixteenth of the bound is reserved for requests of
 moderate size. While a request waits, long polls that hold memory are answered early.
 
+Of both, a principal holds at most `SHARE_TIMES` times what it leaves free (`vdl/kafka/shares.py`):
+one alone has three quarters, so another one always finds room. What is freed is offered to each
+principal that waits, not only to those that wait longest. The reserve is outside of the shares,
+because it is for one request.
+
 Answers (`response.memory_max`). An answer counts from the time it is built until the socket has
 taken it, with all memory that its slices keep alive. Each answer is charged before the next one
 checks for room, because one turn may wake many long polls. A connection gets a share of the free
@@ -35,6 +40,7 @@ from collections.abc import Callable, Sized
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from vdl.kafka.shares import Shares
 from vdl.kafka.wire.registry import HELD, VERSIONS
 from vdl.kafka.wire.runtime import ELEMENTS_MAX
 
@@ -54,6 +60,7 @@ PROOF_SHARES = 16
 """It has proven it when it has taken 16 times as much in all."""
 SHARE = 8
 """A connection gets at most an eighth of the free room."""
+SHARE_TIMES = 3
 WOKEN_MAX = 4
 """When room is freed, up to this number of connections are tried at a time, longest wait first."""
 
@@ -155,14 +162,19 @@ class RequestMemory(Memory):
     """Bound of requests. Its `reserve` is kept for `first`."""
 
     __slots__ = (
+        "_askers",
+        "_first_asker",
+        "_first_bytes",
+        "_lines",
         "_moderate",
+        "_moderate_shares",
         "_starting",
         "_starts_are_next",
         "first",
         "moderate_reserve",
-        "moderate_used",
         "reserve",
-    )  # fmt: skip
+        "shares",
+    )
 
     def __init__(self, limit: int, request_bytes_max: int) -> None:
         super().__init__(limit)
@@ -172,7 +184,13 @@ class RequestMemory(Memory):
         began."""
         self.moderate_reserve = min(limit - self.reserve, limit // 16)
         """Bytes that only requests of moderate size may take."""
-        self.moderate_used = 0
+        self.shares = Shares(limit - self.reserve - self.moderate_reserve, SHARE_TIMES)
+        """Bytes in use by principal."""
+        self._moderate_shares = Shares(self.moderate_reserve, SHARE_TIMES)
+        self._lines: dict[str, dict[object, Callable[[], None]]] = {}
+        """Waiting connections of each principal."""
+        self._askers: dict[object, str] = {}
+        """Principal of each waiting connection."""
         self._starting: dict[object, Callable[[], None]] = {}
         """Connections that wait for room to start a request. They need much at once, so they have a
         separate queue: in one queue they would block requests that arrive piece by piece."""
@@ -182,37 +200,70 @@ class RequestMemory(Memory):
         """True if the queue of starts is tried first."""
         self.first: object = None
         """Connection that owns the reserve: it is read to the end of its request."""
+        self._first_asker = ""
+        self._first_bytes = 0
+        """Bytes that it was given without room for them, and its principal."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting) + len(self._starting)
 
-    def may_have(self, who: object, more: int, *, is_alone: bool) -> bool:
-        """Return True if `who` may take `more` bytes.
+    def may_have(self, who: object, more: int, asker: str = "", *, is_alone: bool) -> bool:
+        """Return True if `who`, a connection of `asker`, may take `more` bytes.
 
         `is_alone`: it holds only the arriving request. A connection with other requests under way
         waits for their answers, not in the queue.
         """
-        return self._may_have(who, more, self._waiting, is_alone=is_alone)
+        return self._may_have(who, more, asker, self._waiting, is_alone=is_alone)
 
-    def may_start(self, who: object, more: int) -> bool:
+    def may_start(self, who: object, more: int, asker: str = "") -> bool:
         """Return True if `who` may start a request that decodes to `more` bytes."""
-        return self._may_have(who, more, self._starting, is_alone=True)
+        return self._may_have(who, more, asker, self._starting, is_alone=True)
 
-    def wait_to_start(self, who: object, callback: Callable[[], None], more: int) -> None:
+    def wait(self, who: object, callback: Callable[[], None], asker: str = "") -> None:
+        super().wait(who, callback)
+        self._join_line(who, callback, asker)
+
+    def wait_to_start(
+        self, who: object, callback: Callable[[], None], more: int, asker: str = ""
+    ) -> None:
         """As `wait`, for a request that decodes to `more` bytes."""
         if who not in self._starting:
             self.waits += 1
         self._starting[who] = callback
+        self._join_line(who, callback, asker)
         if more <= MEDIUM_BYTES:
             self._moderate[who] = callback
 
     def leave_arriving(self, who: object) -> None:
         """Leave the queue for reading; `who` may still wait to start a request."""
+        if self._askers and who not in self._starting:
+            self._leave_line(who)
         super().leave(who)
+
+    def take(self, asker: str, delta: int) -> None:
+        """Change the bytes in use by `delta`, on behalf of `asker`."""
+        self.shares.change(asker, delta)
+        self.change(delta)
+
+    def _join_line(self, who: object, callback: Callable[[], None], asker: str) -> None:
+        if self._askers.get(who, asker) != asker:
+            self._leave_line(who)  # it has logged in
+        self._askers[who] = asker
+        self._lines.setdefault(asker, {})[who] = callback
+
+    def _leave_line(self, who: object) -> None:
+        asker = self._askers.pop(who, None)
+        if asker is not None:
+            line = self._lines[asker]
+            del line[who]
+            if not line:
+                del self._lines[asker]
 
     def leave(self, who: object) -> None:
         """Leave all queues."""
+        if self._askers:
+            self._leave_line(who)
         if self._moderate and self._moderate.pop(who, None) is not None:
             self._wake_moderate()
         if self._starting and self._starting.pop(who, None) is not None and self._has_room():
@@ -232,34 +283,70 @@ class RequestMemory(Memory):
         for line in lines:
             for callback in list(islice(line.values(), WOKEN_MAX)):
                 callback()
+        if len(self._askers) > WOKEN_MAX:
+            self._wake_each_principal()
+
+    def _wake_each_principal(self) -> None:
+        """Let the connection that has waited longest of each principal check for room, some at a
+        time. Those that wait longest of all may be of one that has its share."""
+        for asker in list(islice(self._lines, WOKEN_MAX)):
+            line = self._lines[asker] = self._lines.pop(asker)  # the others are next
+            if not self.shares.has_share(asker):
+                next(iter(line.values()))()
 
     def _may_have(
-        self, who: object, more: int, line: dict[object, Callable[[], None]], *, is_alone: bool
+        self,
+        who: object,
+        more: int,
+        asker: str,
+        line: dict[object, Callable[[], None]],
+        *,
+        is_alone: bool,
     ) -> bool:
-        if self.has_room_for(more):
+        if self.has_room_for(more, asker):
             return True
         if not is_alone:
             # even if it is first: otherwise it would stay first as long as it has requests
             return False
         if self.first is None and next(iter(line), who) is who:
-            self.first = who
-        return self.first is who
-
-    def has_room_for(self, more: int) -> bool:
-        """Return True if `more` bytes are free for any connection."""
-        return self.used + more <= self.limit - self.reserve - self.moderate_reserve
-
-    def take_moderate(self, count: int) -> bool:
-        """Take `count` bytes of the moderate reserve if it has them. They count as `used`, too."""
-        if count > MEDIUM_BYTES or self.moderate_used + count > self.moderate_reserve:
+            self.first, self._first_asker = who, asker
+        if self.first is not who:
             return False
-        self.moderate_used += count
+        self._first_bytes += more
         return True
 
-    def return_moderate(self, count: int) -> None:
+    def has_room_for(self, more: int, asker: str = "") -> bool:
+        """Return True if `more` bytes are free for any connection of a principal."""
+        shares, beyond = self.shares, self.in_reserve
+        if self.used - beyond + more > shares.limit:
+            return False
+        left = shares.limit - (shares.used - beyond) - more
+        held = shares.held(asker) + more - (beyond if asker == self._first_asker else 0)
+        return held <= SHARE_TIMES * left
+
+    @property
+    def in_reserve(self) -> int:
+        """Bytes of the reserve in use. They take no room from the others."""
+        return min(self._first_bytes, self.reserve)
+
+    @property
+    def moderate_used(self) -> int:
+        """Bytes of the moderate reserve in use."""
+        return self._moderate_shares.used
+
+    def take_moderate(self, count: int, asker: str = "") -> bool:
+        """Take `count` bytes of the moderate reserve if it has them for this principal. They count
+        as `used`, too."""
+        shares = self._moderate_shares
+        is_first = not shares.held(asker) and shares.used + count <= shares.limit
+        if count > MEDIUM_BYTES or not (is_first or shares.may_take(asker, count)):
+            return False
+        shares.change(asker, count)
+        return True
+
+    def return_moderate(self, count: int, asker: str = "") -> None:
         """Return bytes of the moderate reserve."""
-        self.moderate_used -= count
-        assert self.moderate_used >= 0, self.moderate_used
+        self._moderate_shares.change(asker, -count)
         self._wake_moderate()
 
     def _wake_moderate(self) -> None:
@@ -274,6 +361,7 @@ class RequestMemory(Memory):
         """Pass the reserve on to the next connection, because `who` holds little again."""
         if self.first is who:
             self.first = None
+            self._first_bytes = 0
             self._starts_are_next = not self._starts_are_next
             self._wake()
 

@@ -13,6 +13,7 @@ from vdl.kafka.answer import Later
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.admission import Reason
+from vdl.kafka.limits.memory import MEDIUM_BYTES
 from vdl.kafka.partitions.record_checks import LARGE_BYTES_COUNTED
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.wire.create_topics import CreateTopicsRequest
@@ -164,12 +165,15 @@ def request_that_becomes_large() -> Iterator[Client]:
     requests = world.context.requests
     used = requests.limit - requests.reserve
     requests.change(used)
-    requests.moderate_used = requests.moderate_reserve
+    others = [str(number) for number in range(requests.moderate_reserve // MEDIUM_BYTES)]
+    for other in others:
+        assert requests.take_moderate(MEDIUM_BYTES, other)
     requests.first = world
     client = world.client()
     client.request(FETCH, 11, poll(1_000, max_wait_ms=0))
     yield client
-    requests.moderate_used = 0
+    for other in others:
+        requests.return_moderate(MEDIUM_BYTES, other)
     requests.change(-used)
     requests.finished(world)
 

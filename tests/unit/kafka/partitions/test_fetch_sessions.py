@@ -18,6 +18,7 @@ from vdl.kafka.wire.fetch import (
     FetchTopic,
     ForgottenTopic,
 )
+from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.records.batch import split_batches
 from vdl.state import commands
 
@@ -457,3 +458,96 @@ def test_who_has_most_partitions_gives_way_to_one_that_has_fewer() -> None:
     assert create(sessions, 99, 0, "User:alice") == 0
     assert create(sessions, 25, 0, "User:alice") > 0
     assert (len(sessions), sessions.partitions) == (8, 95)
+
+
+# --- in pieces ------------------------------------------------------------------------------------
+MANY = 1_000
+METADATA = 3
+
+
+def begun_in_pieces(version: int = VERSION) -> tuple[World, list[FakeStream], Session]:
+    """Return a session whose first request is under way, with all of its partitions read but the
+    last ones."""
+    world = World()
+    streams = world.topic(partitions=MANY)
+    session = Session(world, MANY, version)
+    session.client.request(FETCH, version, session.request(wait_ms=500))
+    for _ in range(10_000):
+        if streams[0].waits:
+            break
+        assert world.time.step()
+    assert not streams[-1].waits
+    return world, streams, session
+
+
+def active(streams: list[FakeStream]) -> int:
+    return sum(wait.callback is not None for stream in streams for wait in stream.waits)
+
+
+def test_others_are_answered_between_the_pieces_of_a_request() -> None:
+    world, _, session = begun_in_pieces()
+    other = world.client(("10.0.0.2", 5000))
+    other.request(METADATA, 1, MetadataRequest([]))
+    while not (answers := other.answers()):
+        assert world.time.step()
+    assert len(answers) == 1
+    assert not session.client.answers()
+    world.run(1_000)
+    (response,) = session.client.answers()
+    assert session.take(response) == dict.fromkeys(range(MANY), 0)
+    assert session.id > 0
+
+
+@pytest.mark.parametrize("version", [VERSION, BY_ID])
+def test_record_behind_the_piece_that_read_its_partition_is_not_missed(version: int) -> None:
+    world, streams, session = begun_in_pieces(version)
+    fill(streams[0])
+    world.run(100)  # well before the end of its time
+    (response,) = session.client.answers()
+    assert session.take(response) == dict.fromkeys(range(MANY), 0) | {0: 1}
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_client_that_leaves_between_pieces_leaves_nothing(later: int) -> None:
+    """Covers a request that waits for the next poll, and one that waits for its turn."""
+    world, streams, session = begun_in_pieces()
+    for _ in range(later):
+        assert world.time.step()
+    assert active(streams) > 0
+    session.client.session.connection_lost()
+    world.run(1_000)
+    assert active(streams) == 0
+    assert (len(world.context.fetch_sessions), world.context.answers.used) == (0, 0)
+
+
+def test_session_that_ends_between_the_pieces_of_its_answer_is_not_named_again() -> None:
+    """The client begins anew. Nothing stays subscribed or counted."""
+    world, streams, session = begun_in_pieces()
+    sessions = world.context.fetch_sessions
+    fill(streams[0])
+    while not sessions:
+        assert world.time.step()
+    (session_id,) = sessions._sessions
+    sessions.remove(session_id)
+    world.run(1_000)
+    (response,) = session.client.answers()
+    assert response.session_id == 0
+    sessions.clean(MANY)
+    assert (active(streams), sessions.partitions) == (0, 0)
+
+
+def test_changes_of_many_partitions_are_made_in_pieces() -> None:
+    world, streams, session = opened(MANY)
+    for stream in streams:
+        fill(stream)
+    assert session.ask(session.request()) == dict.fromkeys(range(MANY), 1)
+    session.offsets = dict.fromkeys(range(MANY), 1)
+    assert session.ask(session.request(*range(MANY))) == {}
+    forgotten = FetchRequest(
+        session_id=session.id,
+        session_epoch=session.epoch,
+        forgotten_topics_data=[ForgottenTopic("t", partitions=[*range(1, MANY)])],
+    )
+    assert session.ask(forgotten) == {}
+    assert world.context.fetch_sessions.partitions == 1
+    assert active(streams) == 1
