@@ -827,11 +827,16 @@ class _Poll:
 
     # --- waiting -----------------------------------------------------------------------------
     def _await(self, targets: Sequence[_Target]) -> None:
-        """Subscribe to changes: a new high watermark or leader."""
+        """Subscribe to changes: a new high watermark or leader. A partition that the request names
+        several times is subscribed to once, or each record would wake it as often."""
         wake = self._wake if self.session is None else self.session.wake
+        awaited: set[LogStream] = set()
+        if len(targets) > 1:
+            awaited.update(target.stream for target in targets if target.wait and target.stream)
         for target in targets:
-            if target.wait is None and target.stream is not None:
-                stream = target.stream
+            stream = target.stream
+            if target.wait is None and stream is not None and stream not in awaited:
+                awaited.add(stream)
                 target.wait = self._wait_for(stream, partial(wake, target))
 
     def _wait(self, *, has_room: bool) -> None:
@@ -975,6 +980,9 @@ class _Poll:
             for topics in _cut(request.topics, self.size):
                 self._resolve(topics)
                 yield
+            # As in Kafka, the last one counts of those that name the same partition.
+            self.targets = [*{target.key: target for target in self.targets}.values()]
+            self._set_topics()
             count = len(self.targets)
             self.expired = self.expired or not count
             self.opens_session = (
@@ -1005,6 +1013,21 @@ class _Poll:
             self.begin_converting()
         if not self.throttled():
             yield from self._attempts_in_pieces()
+
+    def _set_topics(self) -> None:
+        """List the partitions by topic, if so few are left that they are answered at once."""
+        self.topics.clear()
+        by_name: dict[str | bytes, list[_Target]] = {}
+        if not self._is_wide:
+            for target in self.targets:
+                by_name.setdefault(target.key[0], []).append(target)
+        for name, targets in by_name.items():
+            entry = FetchableTopicResponse()
+            if isinstance(name, str):
+                entry.topic = name
+            else:
+                entry.topic_id = name
+            self.topics.append((entry, targets))
 
     def _attempts_in_pieces(self) -> Iterator[None]:
         """Make attempts until one answers, or there is nothing to answer and nothing has changed
@@ -1060,11 +1083,6 @@ class _Poll:
             by_key = {target.key: target for target in targets}
             session = self._create_session(response, by_key)
             if session is not None:
-                for target in targets:
-                    if by_key[target.key] is not target and target.wait is not None:
-                        target.wait.cancel()
-                        target.wait = None
-                self.targets = targets = [*by_key.values()]
                 session.partitions, session.ready = {**by_key}, {**by_key}
                 session.read_by(self)
                 self.session = session

@@ -790,3 +790,20 @@ def occupy(world: World) -> None:
     pace, now_ns = world.context.read_throttle, world.clock.now_ns()
     pace.produced(-1, 1, now_ns)
     assert pace.ask((-1, -1), READ_BYTES_MAX, now_ns).wait_ns == 0
+
+
+@pytest.mark.parametrize("count", [100, 1_000])
+def test_partition_that_is_named_often_is_subscribed_to_once(count: int) -> None:
+    """Otherwise each record would wake a poll a thousand times."""
+    world = World()
+    (stream,) = world.topic()
+    request = fetch(0, max_wait_ms=500)
+    request.topics[0].partitions *= count
+    client = world.client()
+    client.request(FETCH, 11, request)
+    world.run(100)
+    assert sum(wait.callback is not None for wait in stream.waits) == 1
+    fill(stream)
+    world.run(100)
+    (answer,) = client.answers()
+    assert sum(bool(part.records) for part in answer.responses[0].partitions) >= 1
