@@ -49,7 +49,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from vdl.clock import MS, NEVER, Clock
+from vdl.clock import MS, Clock
 
 SHORT_BYTES = 2 << 20
 """Size up to which a request is read without a budget: twice what clients put into one by
@@ -267,6 +267,7 @@ class StartBudget:
         "_is_beside",
         "_line",
         "_long_ns",
+        "_may_yield",
         "_records",
         "_rests_until_ns",
         "_served",
@@ -302,8 +303,10 @@ class StartBudget:
         """Time that requests had of the last turn."""
         self._rests_until_ns = 0
         self._yields_again_ns = 0
-        """Time from which they may rest for a whole passage again: `YIELD_EVERY_NS` after the
-        slice that follows one."""
+        """Time from which they may rest for a whole passage again."""
+        self._may_yield = False
+        """True if no record passed at one time since they last did. Where one always passes, they
+        would never be served."""
         self._short_ns, self._long_ns = SHORT_NS, START_NS
         """Time in each turn, and the same while requests are cheap."""
         self._waiting: dict[Starter, _Place] = {}
@@ -359,7 +362,7 @@ class StartBudget:
                 if self._goes_on(now_ns):
                     self.until_ns = self._end_ns = self._later_ns(now_ns)
                     return True
-            elif self._is_beside and (now_ns < self._rests_until_ns or self._may_yield(now_ns)):
+            elif self._is_beside and now_ns < self._rests_until_ns:
                 pass  # `_next_turn` judges if it starts now
             elif self._turn_has_ended:
                 self._turn_has_ended = False
@@ -443,8 +446,8 @@ class StartBudget:
         if self._waiting:
             since_ns = self._look_at_others(self._line.first().line.first().asker)
             if since_ns < PASSAGE_NS:
-                if self._may_yield(now_ns):
-                    self._yields_again_ns = NEVER
+                if self._may_yield and now_ns >= self._yields_again_ns:
+                    self._may_yield, self._yields_again_ns = False, now_ns + YIELD_EVERY_NS
                     passed_ns = now_ns - since_ns + PASSAGE_NS
                     self._rests_until_ns = max(self._rests_until_ns, passed_ns)
                 rest_ns = self._rests_until_ns - now_ns
@@ -452,6 +455,8 @@ class StartBudget:
                     self._is_armed = True
                     self._clock.call_later(min(rest_ns, LOOK_NS), self._next_turn)
                     return
+            else:
+                self._may_yield = True
         self._began_ns, self._starts_before = now_ns, self.starts
         self._end_ns = now_ns + self._short_ns
         small, small_end_ns = self._small, now_ns + self._short_ns // SMALL_PARTS
@@ -481,8 +486,6 @@ class StartBudget:
         self.turn_ns = now_ns - began_ns
         if self._since_record_ns is not None:
             self._rests_until_ns = now_ns + min(REST * self.turn_ns, REST_NS_MAX)
-            if self._yields_again_ns == NEVER:
-                self._yields_again_ns = now_ns + YIELD_EVERY_NS
         if self._waiting:
             self._arm()
             # A turn may be short: the principals are not looked at in each.
@@ -496,11 +499,6 @@ class StartBudget:
         else:
             small.clear()
             self._askers.clear()  # the next crowd starts without debts
-
-    def _may_yield(self, now_ns: int) -> bool:
-        """Return True if they may rest for a whole passage. Where records use up turns they may
-        not: a record would pass whenever they look."""
-        return now_ns >= self._yields_again_ns and self._short_ns == SLICE_NS
 
     def _judge(self, starter: Starter) -> None:
         """Shorten the turn if there were records of another principal than this one.

@@ -364,13 +364,17 @@ class _Poll:
         if answers.reserved:
             answers.reserve(0)  # bytes read from disk are part of the reservation below
         room = answers.limit()
-        reading = self._begin_reading(room)
+        request = self.request
+        left = min(request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
+        reading = _Reading(max(1, left) if room else left)
         if not self._read(self.targets, reading):
             return
         size = reading.total
         if size > UNCOUNTED_BYTES:
             answers.reserve(size)
-        if self._is_enough(reading):
+        # In full where an answer is: a call would cost each fetch.
+        is_enough = size >= request.min_bytes or reading.at_once or self.expired
+        if is_enough or (reading.available and self._is_enough(reading)):
             if size and self.ctx.api_version <= LAST_FETCH_VERSION:
                 self._convert()
                 return
@@ -914,7 +918,9 @@ class _Poll:
 
     def _run(self) -> None:
         if self.state is _State.SCHEDULED:
-            if self.pieces is not None or self._is_wide:
+            session = self.session
+            count = len(self.targets if session is None else session.ready)
+            if self.pieces is not None or count > AT_ONCE:
                 self._ask_turn()
             else:
                 self.later.run(self.attempt)
@@ -929,8 +935,11 @@ class _Poll:
         if self.result is not None:
             return self.result
         before, self.later = self.later, Later()
-        self.later.busy_ns = before.busy_ns
-        self.attach()
+        later = self.later
+        later.busy_ns = before.busy_ns
+        later.about = self
+        later.on_cancel = self.release
+        later.answer_early = self.answer_early
         if self.size is None:
             self.size = PartSize(FIRST_ELEMENTS)
         if self.pieces is None:
@@ -951,13 +960,6 @@ class _Poll:
             self.state = _State.PAUSED
             clock.call_later(1, self._ask_turn)  # after the next poll of the sockets
         return self.later
-
-    def attach(self) -> None:
-        """Let the answer know its poll."""
-        later = self.later
-        later.about = self
-        later.on_cancel = self.release
-        later.answer_early = self.answer_early
 
     def _ask_turn(self) -> None:
         self.state = _State.PAUSED
@@ -1138,8 +1140,8 @@ class _Poll:
 
     def _answer(self, size: int) -> None:
         """Send the response. `size` is the number of bytes of records in it."""
-        response = self._begin_response(size)
         quotas, ctx = self.ctx.server.quotas, self.ctx
+        response = FetchResponse() if quotas is None else self._begin_response(size)
         if self.session is None:
             endpoints = self._answer_all(response)
             if self.opens_session:
@@ -1316,7 +1318,12 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     if _replica_of(request) >= 0:
         # Replicas are fed on a separate port; a client cannot claim to be one here.
         return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    is_wide = _is_wide(request)
+    # What they name is counted if there is more than a topic to ask for.
+    is_wide = (
+        len(request.topics) > 1
+        or (bool(request.topics) and len(request.topics[0].partitions) > 1)
+        or bool(request.forgotten_topics_data)
+    ) and _is_wide(request)
     session: FetchSession | None = None
     if ctx.api_version >= _SESSIONS_FROM and request.session_epoch not in _FULL_EPOCHS:
         found = _find_session(ctx, request, is_wide=is_wide)
@@ -1339,8 +1346,10 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         )
     if ctx.api_version <= LAST_FETCH_VERSION:
         poll.begin_converting()
-    poll.attach()
     later = poll.later
+    later.about = poll
+    later.on_cancel = poll.release
+    later.answer_early = poll.answer_early
     if not poll.throttled():
         poll.attempt()
     return later

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import Final
 
 from vdl.clock import MS, Timer
-from vdl.kafka.connections.turn_budget import OTHERS_NS, REST_NS_MAX, SLICE_NS, StartBudget
+from vdl.kafka.connections.turn_budget import (
+    OTHERS_NS,
+    PASSAGE_NS,
+    REST_NS_MAX,
+    SLICE_NS,
+    StartBudget,
+)
 
 PRODUCE_NS: Final = MS // 5
 WORK_NS: Final = MS // 10
@@ -162,3 +168,26 @@ def test_requests_of_a_producer_lengthen_no_turn_of_others() -> None:
         loop.turn()
     assert len(own.waits_ns) > 100
     assert max(loop.turns) <= SLICE_NS + 3 * WORK_NS
+
+
+def test_lone_record_has_its_passage_for_itself() -> None:
+    """Others start no slice while it passes, only what was due. Where
+    records always pass, they have a part of each turn, as above."""
+    loop = Loop()
+    crowd = [Connection(loop, "group") for _ in range(20)]
+
+    def started_until(end_ns: int) -> int:
+        before = sum(len(one.waits_ns) for one in crowd)
+        while loop.ns < end_ns:
+            for one in crowd:
+                one.ask()
+            loop.turn()
+        return sum(len(one.waits_ns) for one in crowd) - before
+
+    loop.produced_ns = loop.ns
+    started = []
+    for _ in range(10):
+        started_until(loop.ns + 20 * MS)
+        loop.produced_ns = loop.ns
+        started.append(started_until(loop.ns + PASSAGE_NS))
+    assert max(started) <= 1, started

@@ -85,7 +85,7 @@ def world_of_requests() -> World:
 def test_long_requests_of_many_take_little_of_each_turn() -> None:
     """All requests are read to their end."""
     world = world_of_requests()
-    senders = [Sender(world) for _ in range(30)]
+    senders = [Sender(world) for _ in range(20)]
     for _ in range(10):  # until the server knows their size
         for sender in senders:
             sender.send()
