@@ -186,7 +186,7 @@ class _Target:
 
 
 class _Reading:
-    """What an attempt has read so far."""
+    """Bytes read by an attempt, and its room."""
 
     __slots__ = ("at_once", "available", "left", "total")
 
@@ -1318,7 +1318,7 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     if _replica_of(request) >= 0:
         # Replicas are fed on a separate port; a client cannot claim to be one here.
         return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    # What they name is counted if there is more than a topic to ask for.
+    # Partitions are counted only where a request has more than one.
     is_wide = (
         len(request.topics) > 1
         or (bool(request.topics) and len(request.topics[0].partitions) > 1)
