@@ -24,8 +24,10 @@ from tests.pipeline.end_to_end import as_avro, broken, orders, serve_registry
 from tests.pipeline.end_to_end import job_of as order_job
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import job_of, run_once
-from vdl.pipeline.direct import JSON, Direct, can_write, written
-from vdl.pipeline.files import WRITTEN, WriteSpec
+from vdl.pipeline.decode import NO_VALUE, NOT_JSON, TOMBSTONES
+from vdl.pipeline.direct import JSON, Direct, Outcome, can_write, left_of, write_task
+from vdl.pipeline.files import ROWS as ROWS_KIND
+from vdl.pipeline.files import WriteSpec
 from vdl.pipeline.open_table import rows_table
 from vdl.pipeline.options import TEXTS
 from vdl.pipeline.positions import OffsetRange
@@ -58,33 +60,53 @@ def batch_of(values: list[bytes | None], first: int = 0) -> pa.RecordBatch:
 
 def test_direct_writes_what_is_sure_and_leaves_the_rest(tmp_path: Path) -> None:
     """Letters of the source are left as well, with any contents."""
-    letters = letter(OffsetRange("t", 0, 3, 9), "cut off", COLUMNS, b'{"n":5}')
-    batches = [batch_of([b'{"n":1}', b"{", b'{"n":2}']), letters]
-    told = Direct.from_text(direct_of(tmp_path).to_text())
-    *left, report = written(iter(batches), told)
-    assert [one.column("offset").to_pylist() for one in left] == [[1], [3]]
-    assert all(one.schema == schema_of(COLUMNS) for one in (*left, report))
-    (header,) = report.column("headers").to_pylist()[0]
-    assert header["key"] is None
-    reported = json.loads(header["value"].decode().removeprefix(WRITTEN))
-    assert (reported["rows"], reported["spans"]) == (2, '[["t", 0, 0, 3]]')
-    assert pq.read_table(reported["path"]).to_pylist() == [
+    letters = letter(OffsetRange("t", 0, 5, 9), "cut off", COLUMNS, b"no")
+    batches = [batch_of([b'{"n":1}', b'{"n":1.5}', b'{"n":2}', b" no", None]), letters]
+    done = write_task(iter(batches), direct_of(tmp_path), None)
+    left = left_of([done, Outcome()])
+    assert left is not None
+    assert left.schema == schema_of(COLUMNS)
+    assert left.column("offset").to_pylist() == [1, 5]
+    assert left_of([Outcome()]) is None
+    rows, dead = done.reports
+    assert (rows["kind"], rows["rows"], rows["spans"]) == (ROWS_KIND, 2, '[["t", 0, 0, 3]]')
+    assert pq.read_table(rows["path"]).to_pylist() == [
         {"n": 1, "_partition": 0, "_offset": 0, "_timestamp": None},
         {"n": 2, "_partition": 0, "_offset": 2, "_timestamp": None},
     ]
+    told = pq.read_table(dead["path"]).to_pylist()
+    assert [(one["offset"], one["value"]) for one in told] == [(3, b" no"), (4, None)]
+    assert told[0]["error"].startswith(NOT_JSON)
+    assert told[1]["error"] == NO_VALUE
+
+
+def test_direct_treats_tombstones_as_the_job_says(tmp_path: Path) -> None:
+    """Records left are only those of which Spark makes rows of NULLs."""
+    found = {}
+    for tombstones in TOMBSTONES[:3]:
+        direct = replace(direct_of(tmp_path), tombstones=tombstones)
+        done = write_task(iter([batch_of([b'{"n":1}', None])]), direct, None)
+        left = left_of([done])
+        found[tombstones] = (len(done.reports), left and left.num_rows)
+    assert found == {"dead": (2, None), "drop": (1, None), "null": (1, 1)}
+
+
+def test_direct_gives_up_if_too_much_is_left(tmp_path: Path) -> None:
+    """The driver's memory holds what tasks leave."""
+    direct = replace(direct_of(tmp_path), left_bytes_max=10_000)
+    odd = batch_of([b'{"n":1}', b"no", *[b'{"n":1.5}'] * 20])
+    assert not write_task(iter([odd] * 3), direct, None).is_given_up
+    assert write_task(iter([odd] * 200), direct, None) == Outcome(is_given_up=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_direct_of_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def broken() -> Any:
-        yield batch_of([b'{"n":1}'])
+        yield batch_of([b'{"n":1}', None])
         raise OSError("the leader is gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(written(broken(), direct_of(tmp_path)))
-    batches = iter([batch_of([b'{"n":1}', b"{"])] * 2)
-    running: Any = written(batches, direct_of(tmp_path))
-    next(running)
-    running.close()  # as for a task that is ended
+        write_task(broken(), direct_of(tmp_path), None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,15 +149,17 @@ def test_job_writes_the_same_table_either_way(
         producer.produce(topic, value, b"k", partition=n % 2, timestamp=1_000_000 + n)
     assert producer.flush(30) == 0
     found = {}
-    for way in ("direct", "by Spark"):
+    for way in ("direct", "given up", "by Spark"):
         folder = tmp_path / way
         folder.mkdir()
         job = replace(
             job_of(folder, bootstrap, topic, sink=sink),
             schema="n bigint, d double, s string, at timestamp",
         )
+        if way == "given up":
+            monkeypatch.setattr(Runner, "_find_direct", with_no_room(Runner._find_direct))
         if way == "by Spark":
-            monkeypatch.setattr(Runner, "_direct", lambda runner: {})
+            monkeypatch.setattr(Runner, "_find_direct", lambda runner: None)
         totals = run_once(job, spark)
         table = rows_table(job)
         table.open({topic: ("", 2)})
@@ -148,12 +172,14 @@ def test_job_writes_the_same_table_either_way(
         found[way] = (totals.rows, totals.dead, read[0].schema, rows)
         if sink != "parquet":
             assert any("-direct-" in path for path in files) == (way == "direct")
+        assert (way == "direct") or not list(folder.rglob("*-[0-9]-direct-*"))
         if way == "direct":
             assert verify(job, spark).is_good
-    one, other = found.values()
-    assert one[:3] == other[:3]
-    # One of them is not equal to itself.
-    assert repr(one[3].to_pylist()) == repr(other[3].to_pylist())
+    one, *others = found.values()
+    for other in others:
+        assert one[:3] == other[:3]
+        # One of them is not equal to itself.
+        assert repr(one[3].to_pylist()) == repr(other[3].to_pylist())
     assert one[1] > 1
 
 
@@ -181,7 +207,7 @@ def test_avro_is_read_by_the_source_alone(
             job = order_job(bootstrap, topic, "avro", "parquet", url, folder)
             job = replace(job, errors=replace(job.errors, share_max=0.5))
             if way != "direct":
-                monkeypatch.setattr(Runner, "_direct", lambda runner: {})
+                monkeypatch.setattr(Runner, "_find_direct", lambda runner: None)
             if way == "by another process":
                 monkeypatch.setattr(Runner, "_reading", without_texts(Runner._reading))
             with closing(Runner(job, spark)) as runner:
@@ -199,6 +225,16 @@ def test_avro_is_read_by_the_source_alone(
     assert found[0] == found[1] == found[2]
     assert found[0][:2] == (270, 31)
     assert ["ArrowEvalPython" in plan for plan in plans] == [False, False, True]
+
+
+def with_no_room(find: Callable[[Runner], Direct | None]) -> Callable[[Runner], Direct | None]:
+    """Return a `Runner._find_direct` whose tasks may leave nothing."""
+
+    def found(runner: Runner) -> Direct | None:
+        direct = find(runner)
+        return direct and replace(direct, left_bytes_max=0)
+
+    return found
 
 
 def without_texts(reading: Callable[[Runner], dict[str, str]]) -> Callable[[Runner], Any]:

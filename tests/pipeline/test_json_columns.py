@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 
 import pyarrow as pa
 
-from vdl.pipeline.json_columns import JsonColumns
+from vdl.pipeline.json_columns import JsonColumns, Unreadable
 
 UTC = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -196,6 +196,22 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def test_json_that_nobody_can_read_is_found() -> None:
+    """Values in doubt, such as other forms of numbers, are not among them."""
+    gone = [
+        b"no", b' "{}"', b"12", b"]", b"{", b'{"i":1', b'{"s":"x', b'{"i":"1"}', b'{"d":"x"}',
+        b'{"b":"true"}', b'{"l":[1]}', b'{"d":{}}', b'{"i":true}',
+    ]  # fmt: skip
+    kept = [
+        None, b"", b"[]", b"\xff", b"n\xff", b"\xef\xbb\xbf{}", b'{"d":"NaN"}', b'{"d":"-INF"}',
+        b'{"s":"\\ud800"}',
+        b'{"i":1.5}', b'{"b":1}', b"{'i':1}", b'{"i":1}}', b'{"s":1}', b'{"i":null}', b'{"t":1}',
+        b'{"s":"%s' % (b"x" * 200_000),
+    ]  # fmt: skip
+    found = Unreadable(SCHEMA).find(pa.array([*gone, *kept], pa.binary())).to_pylist()
+    assert found == [True] * len(gone) + [False] * len(kept)
+
+
 @pytest.mark.spark
 def test_json_is_what_spark_makes_of_it(spark: Any) -> None:
     """Thousands of values, most of them broken in some way.
@@ -221,6 +237,10 @@ def test_json_is_what_spark_makes_of_it(spark: Any) -> None:
     table = rows.orderBy("n").toArrow()
     found, sure = read(values)
     assert sum(sure) > len(values) // 20, seed
+    gone = Unreadable(SCHEMA).find(pa.array(values, pa.binary())).to_pylist()
+    assert sum(gone) > len(values) // 20, seed
+    for value, is_gone, is_bad in zip(values, gone, table["bad"].to_pylist(), strict=True):
+        assert is_bad or not is_gone, (seed, value)
     # Invalid UTF-8, and times of other millennia, cannot be displayed.
     table = table.filter(pa.array(sure))
     kept = [value for value, is_sure in zip(values, sure, strict=True) if is_sure]

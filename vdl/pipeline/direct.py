@@ -3,9 +3,12 @@
 Spark moves a row from the Python process that read it to the JVM, which decodes it, and to a Python
 process that writes it: that is most of its cost. A job that writes decoded rows unchanged does not
 need Spark for this. If a value has a form and types that can be decoded here to exactly Spark's
-result, its row is written to a file at once. Doubtful values and dead letters take Spark's path,
-and so does a report of each file, as a row that stands for no record. A batch therefore has the
-same rows and dead letters either way, only in other files.
+result, its row is written to a file at once. Doubtful values take Spark's path. A batch therefore
+has the same rows and dead letters either way, only in other files.
+
+A task returns the reports of its files, and the records in doubt. Of dead letters it writes those
+that Spark would find too: unreadable values of a registry's schemas, tombstones, texts that are not
+JSON objects at all.
 
 A file is handled like those of `files.py`: it is named by its task attempt, synced before it is
 reported, removed if the task fails, and committed by the driver if Spark counts the task.
@@ -15,23 +18,22 @@ Does not depend on the driver's side, or on table formats.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vdl.pipeline.decode import ORIGIN
-from vdl.pipeline.files import FileRows, WriteSpec, task_name, written_row
-from vdl.pipeline.json_columns import KINDS, JsonColumns
+from vdl.pipeline.decode import DEAD, DROP, NO_VALUE, NOT_JSON, ORIGIN
+from vdl.pipeline.files import DeadRows, FileRows, WriteSpec, task_name
+from vdl.pipeline.json_columns import KINDS, JsonColumns, Unreadable
 from vdl.pipeline.registered.avro_columns import PADDING, AvroColumns, Unfit
 from vdl.pipeline.registered.errors import ValueUnreadable
 from vdl.pipeline.registered.registry import shared_registry
+from vdl.pipeline.registered.values import REGISTERED, Texts, with_texts
 
 JSON, AVRO = "json", "avro"
 FORMS = (JSON, AVRO)
@@ -40,6 +42,8 @@ SCHEMAS_MAX = 1_000
 """Limit on cached schemas of a registry in a process."""
 SCHEMAS_OF_BATCH_MAX = 8
 """Limit on schemas of one batch; values of further ones take Spark's path."""
+LEFT_BYTES_MAX = 4 << 20
+"""Default: a batch has about this for each task, so it is given up if most values are in doubt."""
 SETTINGS_THAT_DECODE = ("spark.sql.json.", "spark.sql.legacy.")
 """Prefixes of Spark settings that may change how Spark decodes a value."""
 
@@ -49,7 +53,7 @@ class Direct:
     """Settings of the tasks.
 
     `schema`: serialized Arrow schema of the rows; `registry`: settings, with their secrets;
-    `is_utc`: times without a zone are in UTC.
+    `is_utc`: times without a zone are in UTC; `tombstones`: treatment of records without a value.
     """
 
     form: str
@@ -57,13 +61,26 @@ class Direct:
     schema: bytes
     is_utc: bool
     registry: Mapping[str, str] = field(default_factory=dict)
+    tombstones: str = DEAD
+    left_bytes_max: int = LEFT_BYTES_MAX
+    """Limit on the records that a task returns, in Arrow's form."""
 
-    def to_text(self) -> str:
-        return msgspec.json.encode(self).decode()
 
-    @staticmethod
-    def from_text(text: str) -> Direct:
-        return msgspec.json.decode(text, type=Direct)
+def plain_columns(fields: Sequence[Any], *, topics: int) -> Any:
+    """Return the type of the rows of a schema's fields as `decode` returns them, without Spark.
+
+    `topics`: number of topics of the job.
+    """
+    from pyspark.sql.types import StructType
+
+    from vdl.pipeline.read import DDL
+
+    names = ORIGIN if topics > 1 else ORIGIN[:-1]
+    origin = StructType.fromDDL(", ".join(f"{n} {DDL[n.removeprefix('_')]}" for n in names))
+    found = StructType()
+    for one in (*fields, *origin.fields):
+        found.add(one.name, one.dataType, nullable=True)
+    return found
 
 
 def can_write(form: str, schema: pa.Schema, settings: Iterable[str]) -> bool:
@@ -83,28 +100,136 @@ def can_write(form: str, schema: pa.Schema, settings: Iterable[str]) -> bool:
     )
 
 
-def written(batches: Iterator[pa.RecordBatch], direct: Direct) -> Iterator[pa.RecordBatch]:
-    """Write rows as their records are read; yield the remaining records and a report."""
-    rows = FileRows(direct.spec, task_name())
-    schema = pa.ipc.read_schema(pa.py_buffer(direct.schema))
-    read = _reader(direct, pa.schema([f for f in schema if f.name not in ORIGIN]))
-    columns: Sequence[str] = ()
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task has done with its records.
+
+    `reports`: of its files; `left`: the records it has not written, as an Arrow stream, or none;
+    `is_given_up`: more was left than a task may return, and no file was written.
+    """
+
+    reports: Sequence[Mapping[str, Any]] = ()
+    left: bytes = b""
+    is_given_up: bool = False
+
+
+def write_task(batches: Iterator[pa.RecordBatch], direct: Direct, texts: Texts | None) -> Outcome:
+    """Write rows and sure dead letters of a task's records; return the reports and the rest.
+
+    `texts`: how values of a registry's schemas are read that are in doubt; their records then have
+    the column REGISTERED.
+    """
+    rows, dead = _Rows(direct), _SureLetters(direct)
+    left: list[pa.RecordBatch] = []
+    size = 0
     try:
         for batch in batches:
-            columns = batch.schema.names
-            found, sure = read(batch.column("value"))
-            sure &= _are_records(batch)
-            if sure.any():
-                rows.add(_with_origin(found, batch, sure, schema))
-            if not sure.all():
-                yield batch.filter(pa.array(~sure))
-        reports = rows.finish()
+            rest = rows.add(batch)
+            if rest is None:
+                continue
+            if texts is not None:
+                (rest,) = with_texts(iter([rest]), texts)
+            rest = dead.without(rest)
+            if not rest.num_rows:
+                continue
+            left.append(rest)
+            size += rest.nbytes
+            if size > direct.left_bytes_max:
+                rows.abandon()
+                dead.abandon()
+                return Outcome(is_given_up=True)
+        reports = [*rows.finish(), *dead.finish()]
     except BaseException:
         rows.abandon()
+        dead.abandon()
         raise
-    for report in reports:
-        if report is not None:
-            yield written_row(json.dumps(report), columns)
+    return Outcome(reports, _stream_of(left))
+
+
+def left_of(outcomes: Iterable[Outcome]) -> pa.Table | None:
+    """Return the records that tasks have left, or None."""
+    tables = [pa.ipc.open_stream(one.left).read_all() for one in outcomes if one.left]
+    return pa.concat_tables(tables) if tables else None
+
+
+def _stream_of(batches: Sequence[pa.RecordBatch]) -> bytes:
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+class _Rows:
+    """Writer of the rows of a task that can be decoded here."""
+
+    def __init__(self, direct: Direct) -> None:
+        self._files = FileRows(direct.spec, task_name())
+        self._schema = pa.ipc.read_schema(pa.py_buffer(direct.schema))
+        wanted = pa.schema([f for f in self._schema if f.name not in ORIGIN])
+        self._read = _reader(direct, wanted)
+
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Write the rows of the values that are not in doubt; return the other records, if any."""
+        found, sure = self._read(batch.column("value"))
+        sure &= _are_records(batch)
+        if sure.any():
+            self._files.add(_with_origin(found, batch, sure, self._schema))
+        return None if sure.all() else batch.filter(pa.array(~sure))
+
+    def finish(self) -> list[dict[str, Any]]:
+        return [report for report in self._files.finish() if report is not None]
+
+    def abandon(self) -> None:
+        self._files.abandon()
+
+
+class _SureLetters:
+    """Writer of the dead letters that Spark would find too."""
+
+    def __init__(self, direct: Direct) -> None:
+        self._files = DeadRows(direct.spec, task_name())
+        self._tombstones = direct.tombstones
+        schema = pa.ipc.read_schema(pa.py_buffer(direct.schema))
+        own = pa.schema([f for f in schema if f.name not in ORIGIN])
+        self._json = Unreadable(own) if direct.form == JSON else None
+
+    def without(self, rest: pa.RecordBatch) -> pa.RecordBatch:
+        """Write such records; return the others. Tombstones to be dropped are left out."""
+        values = rest.column("value")
+        is_record = pa.array(_are_records(rest))
+        is_none = pc.and_(is_record, pc.is_null(values))
+        if self._json is None:
+            reason = pc.struct_field(rest.column(REGISTERED), "error")
+        else:
+            reason = pc.if_else(self._json.find(values), NOT_JSON, pa.scalar(None, pa.string()))
+        reason = pc.if_else(is_record, reason, None)
+        if self._tombstones == DEAD:
+            reason = pc.if_else(is_none, NO_VALUE, reason)
+        is_gone = is_dead = pc.is_valid(reason)
+        if pc.any(is_dead).as_py():
+            self._files.add(_as_dead(rest.filter(is_dead), reason.filter(is_dead)))
+        if self._tombstones == DROP:
+            is_gone = pc.or_(is_dead, is_none)
+        return rest.filter(pc.invert(is_gone))
+
+    def finish(self) -> list[dict[str, Any]]:
+        report = self._files.finish()
+        return [] if report is None else [report]
+
+    def abandon(self) -> None:
+        self._files.abandon()
+
+
+def _as_dead(records: pa.RecordBatch, reason: pa.Array) -> pa.RecordBatch:
+    """Return records in the columns that `decode` gives dead letters."""
+    names = {"_dead_topic": "topic", "_partition": "partition", "_offset": "offset"}
+    names |= {f"_{name}": name for name in ("timestamp", "key", "value", "headers")}
+    columns = [records.column(name) for name in names.values()]
+    return pa.RecordBatch.from_arrays([*columns, reason], [*names, "_error"])
 
 
 Read = Any
@@ -191,7 +316,10 @@ class _AvroValues:
     def _columns(self, schema_id: int) -> AvroColumns | None:
         if schema_id < 0:
             return None
-        return _avro_columns(self._registry, schema_id, self._wanted.serialize().to_pybytes())
+        try:
+            return _avro_columns(self._registry, schema_id, self._wanted.serialize().to_pybytes())
+        except ValueUnreadable:
+            return None
 
 
 @lru_cache(SCHEMAS_MAX)
@@ -200,12 +328,9 @@ def _avro_columns(
 ) -> AvroColumns | None:
     """Return a decoder, or None if values of the schema take Spark's path.
 
-    There they are read, or reported as bad. Raises RegistryFailed.
+    There they are read, or reported as bad. Raises ValueUnreadable, RegistryFailed.
     """
-    try:
-        schema = shared_registry(registry).schema(schema_id)
-    except ValueUnreadable:
-        return None
+    schema = shared_registry(registry).schema(schema_id)
     if schema.kind != "AVRO" or schema.references:
         return None
     try:

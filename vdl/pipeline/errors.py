@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
+TRACEBACK = "Traceback (most recent call last):"
+
 
 class PipelineError(Exception):
     """A job cannot go on."""
@@ -148,4 +153,12 @@ def reason_of(error: BaseException) -> str:
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("vdl.pipeline.")]
     own = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return (told[-1:] or own[:1] or [type(error).__name__])[0]
+    return (told[-1:] or _raised(lines)[-1:] or own[:1] or [type(error).__name__])[0]
+
+
+def _raised(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a quoted Python traceback, of which the last one is the exception."""
+    if TRACEBACK not in lines:
+        return []
+    quoted = lines[lines.index(TRACEBACK) :]
+    return list(takewhile(lambda line: not line.startswith("at "), quoted))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
 from vdl.pipeline.file_stats import stats_of
 from vdl.pipeline.partitioning import PartitionField, divided, to_json
 from vdl.pipeline.positions import OffsetRange
-from vdl.pipeline.read import HEADERS, named_row
+from vdl.pipeline.read import HEADERS
 from vdl.pipeline.storage import Storage, storage_of
 from vdl.pipeline.table import FILE_BYTES
 
@@ -63,11 +63,6 @@ REPORT = pa.schema(
     ]
 )
 ROWS, DEAD = "rows", "dead"
-WRITTEN = "written: "
-"""Prefix of the reason of a dead letter that is the report of a file instead.
-
-The file was written where its records were read (`direct.py`).
-"""
 DEAD_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -114,45 +109,22 @@ class WriteSpec:
 def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
     """Write the batches; yield one report for each file."""
     task = task_name()
-    rows = FileRows(spec, task)
-    dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
-    found: list[dict[str, Any]] = []
+    rows, dead = FileRows(spec, task), DeadRows(spec, task)
     try:
         for batch in map(in_utc, gathered(batches)):
             good, bad = _split(batch, spec)
-            if bad is not None and bad.num_rows:
-                bad, told = _without_reports(bad)
-                found += told
             if good is not None and good.num_rows:
                 rows.add(good)
             if bad is not None and bad.num_rows:
-                letters = _letters(bad, spec)
-                dead.seen += bad.num_rows
-                if letters.num_rows:
-                    dead.add(letters, _dead_spans(letters))
+                dead.add(bad)
         reports = [*rows.finish(), dead.finish()]
     except BaseException:
         rows.abandon()
         dead.abandon()
         raise
-    found += [report for report in reports if report is not None]
+    found = [report for report in reports if report is not None]
     if found:
         yield pa.RecordBatch.from_pylist(found, schema=REPORT)
-
-
-def written_row(report: str, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return a report as a row among records, for `_without_reports` to find after Spark."""
-    return named_row({"topic": "", "partition": 0, "offset": 0}, f"{WRITTEN}{report}", columns)
-
-
-def _without_reports(bad: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-    """Return (dead letters, the reports among them)."""
-    errors = bad.column("_error")
-    is_report = pc.starts_with(errors, WRITTEN)
-    if not pc.any(is_report).as_py():
-        return bad, []
-    texts = errors.filter(is_report).to_pylist()
-    return bad.filter(pc.invert(is_report)), [json.loads(t.removeprefix(WRITTEN)) for t in texts]
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -305,6 +277,28 @@ class FileRows:
         for report in self._reports:
             if report is not None:
                 storage_of(report["path"], self._spec.storage).remove(report["path"])
+
+
+class DeadRows:
+    """Dead letters of a task: one file."""
+
+    def __init__(self, spec: WriteSpec, task: str) -> None:
+        self._spec = spec
+        path = f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet"
+        self._file = _File(path, DEAD, spec.storage)
+
+    def add(self, bad: pa.RecordBatch) -> None:
+        """Add decoded rows with an error. They have at least ORIGIN's columns and DEAD_ONLY."""
+        letters = _letters(bad, self._spec)
+        self._file.seen += bad.num_rows
+        if letters.num_rows:
+            self._file.add(letters, _dead_spans(letters))
+
+    def finish(self) -> dict[str, Any] | None:
+        return self._file.finish()
+
+    def abandon(self) -> None:
+        self._file.abandon()
 
 
 class _File:

@@ -30,6 +30,10 @@ LONG_BYTES = 1_000
 """Values up to this length cannot have the nesting or long numbers that Spark's parser rejects."""
 NO_NUMBERS = ("NaN", "Inf")
 """Parts of non-finite numbers, of which both parsers accept some spellings, but different ones."""
+SEEN_BYTES = 100_000
+"""Longer values are not looked at one by one."""
+TRUNCATED = "Input data was truncated"
+"""Message of msgspec for a text that is valid as far as it goes."""
 DIGITS = "[0-9.eE+-]{900}"
 PARTS_MAX = 1_000
 """Limit on parts of a batch that are tried if Arrow rejects a value for its form, not its types."""
@@ -40,6 +44,7 @@ LOCAL = f"^{_DAY}[T ]{_TIME}$"
 ZONED = f"^{_DAY}T{_TIME}(?:Z|[+-](?:0\\d|1[0-4]):[0-5]\\d)$"
 _INTS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
+_STRICT = frozenset({*_INTS, pa.float64(), pa.bool_()})
 _TEXTS = frozenset({_TIMESTAMP, pa.date32()})
 """Types that are strings in JSON."""
 KINDS = frozenset({*_INTS, pa.float64(), pa.bool_(), pa.string(), *_TEXTS})
@@ -187,6 +192,46 @@ def _is_day(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class Unreadable:
+    """Detector of values that Spark certainly cannot read as objects of a schema."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._kinds = {f.name: f.type for f in schema if f.type in _STRICT}
+        self._decoder = msgspec.json.Decoder()
+
+    def find(self, values: pa.Array) -> pa.Array:
+        """Return the mask of such values; it has False for NULL."""
+        return pa.array([self._is(one.as_py()) for one in values], pa.bool_())
+
+    def _is(self, value: bytes | None) -> bool:
+        if value is None or len(value) > SEEN_BYTES:
+            return False
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return False
+        text = text.strip(SPACES)
+        if not text.startswith("{"):
+            # Spark takes an object from an array, too; all else that is printable is no object.
+            return "!" <= text[:1] <= "~" and text[0] != "["
+        try:
+            found = self._decoder.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            # It says so of half a surrogate pair, too, which Spark reads.
+            return str(error) == TRUNCATED and "\\u" not in text
+        return any(_is_wrong(found.get(name), kind) for name, kind in self._kinds.items())
+
+
+def _is_wrong(value: Any, kind: pa.DataType) -> bool:
+    """Return True if a member certainly cannot be in a column of a type in _STRICT."""
+    if isinstance(value, list | dict):
+        return True
+    if isinstance(value, str):
+        # NaN and the names of the infinities are numbers for Spark.
+        return kind != pa.float64() or not {"N", "I"} & set(value)
+    return isinstance(value, bool) and kind != pa.bool_()
 
 
 def _plain(values: pa.Array) -> tuple[pa.Array, Mask]:

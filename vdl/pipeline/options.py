@@ -44,8 +44,6 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 """Columns as in the official connector; `headers` is the eighth, on request."""
 
 _TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
-DIRECT = "direct"
-"""Internal option of a job: `Direct` as text."""
 TEXTS = "texts"
 """Internal option of a job: `registered.values.Texts` as text."""
 _NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
@@ -107,8 +105,6 @@ class ReadOptions:
     letters: bool = False
     """True if a range without readable records becomes a row (`read.letter`)."""
     client: Mapping[str, str] = field(default_factory=dict)
-    direct: str = ""
-    """Settings of rows that a job writes where it reads them (`direct.Direct`); "" for none."""
     texts: str = ""
     """Settings of values read by a registry's schemas (`registered.values.Texts`); "" for none."""
 
@@ -143,7 +139,6 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
             for name, value in given.items()
             if name.startswith(CLIENT_PREFIX)
         },
-        direct=given.get(DIRECT, ""),
         texts=given.get(TEXTS, ""),
     )
 
@@ -174,7 +169,7 @@ def parse_where(name: str, text: str) -> Where:
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower() for name in NAMES} | SPARKS_OWN | {DIRECT, TEXTS}
+    known = {name.lower() for name in NAMES} | SPARKS_OWN | {TEXTS}
     unknown = [n for n in given if n not in known and not n.startswith(CLIENT_PREFIX)]
     if unknown:
         raise OptionError(f"unknown option: {', '.join(sorted(unknown))} (known: {NAMES})")

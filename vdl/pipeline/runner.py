@@ -1,9 +1,9 @@
 """Execution of a job: batches from a source into tables, each with its offsets in one commit.
 
 A run begins where the *tables* end, in a new Spark checkpoint: Spark's state of earlier runs is not
-used, so it can be lost, old or from another machine. Within the run Spark's stream provides one
-range of offsets after the other; each batch is decoded, written to files by the executors, and
-committed by the driver. The order of a batch:
+used, so it can be lost, old or from another machine. Within the run Spark's stream, or the driver
+itself (`direct_batches`), provides one range of offsets after the other; each batch is decoded,
+written to files by the executors, and committed by the driver. The order of a batch:
 
 1. rows and dead letters are written to staging files (one pass over the source),
 2. too many dead letters: stop, nothing is committed,
@@ -29,9 +29,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vdl.pipeline import expectations
 from vdl.pipeline.client_secrets import java_settings, resolved
@@ -43,7 +44,7 @@ from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, w
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
-from vdl.pipeline.options import DIRECT, TEXTS, At, parse_where
+from vdl.pipeline.options import TEXTS, At, parse, parse_where
 from vdl.pipeline.partitioning import check_columns, from_json
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -75,9 +76,15 @@ from vdl.pipeline.upsert import check_key
 from vdl.pipeline.window_files import span_of
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
+if TYPE_CHECKING:
+    from vdl.pipeline.direct import Direct
+    from vdl.pipeline.direct_batches import DirectBatches
+
 CHECKPOINT = re.compile(r"[0-9a-f]{12}-[0-9]+")
 """Name of a checkpoint: a run, and the number of its attempt."""
 WAIT_SECONDS = 0.5
+IDLE_SECONDS = 0.01
+"""Least time between two looks at the topics, as in Spark's stream."""
 START_ATTEMPTS = 5
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error if the process of a Python source is not there after ten seconds.
@@ -163,6 +170,7 @@ class Runner:
         self._has_committed = False
         self._columns: Any = None
         """The table's columns as an Arrow schema, once known."""
+        self._direct: Direct | None = None
         self._stopping = threading.Event()
         self._clock: Callable[[], float] = time.time
         self._group = GroupOffsets(job)
@@ -189,6 +197,8 @@ class Runner:
             _remove(self._old_checkpoints(own=True))
 
     def _attempts(self, *, once: bool) -> Totals:
+        if self._follow_directly(once=once):
+            return self.totals
         for attempt in range(START_ATTEMPTS):
             try:
                 self._follow(str(self._checkpoints() / f"{self._run}-{attempt}"), once=once)
@@ -213,6 +223,82 @@ class Runner:
         if table.sequence != self._rows_table.sequence:
             what = f"the job is at batch {table.sequence}, expected {self._rows_table.sequence}"
             raise CommitConflict(table.path, what, table.last_run())
+
+    def _follow_directly(self, *, once: bool) -> bool:
+        """Run batches without Spark's stream, until `stop` is called or the topics end.
+
+        Returns False if tasks cannot write what they read, or too many records of a batch are in
+        doubt; the stream then goes on from the same place.
+        """
+        with self._direct_batches() as batches:
+            if batches is None:
+                return False
+            if once:
+                batches.end_here()
+            number = 0
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                end = batches.end_after(self._positions).with_ids_of(self._positions)
+                if not self._positions.goes_on_from(end):
+                    if not self._batch_directly(batches, number, end):
+                        return False
+                    number += 1
+                elif once:
+                    break
+                if not once:
+                    due = began + max(self._job.interval_seconds, IDLE_SECONDS)
+                    self._stopping.wait(max(0.0, due - time.monotonic()))
+        return True
+
+    @contextlib.contextmanager
+    def _direct_batches(self) -> Iterator[DirectBatches | None]:
+        """Yield the batches that tasks write, if they can. A stop within one ends the block.
+
+        Raises PipelineError.
+        """
+        if self._direct is None:
+            yield None
+            return
+        from vdl.pipeline.direct_batches import DirectBatches, Stopped
+
+        found = DirectBatches(self._spark, parse(self._reading()), self._stopping)
+        with closing(found) as batches, contextlib.suppress(Stopped):
+            try:
+                yield batches
+            except (PipelineError, Stopped):
+                raise
+            except Exception as error:
+                raise PipelineError(reason_of(error)) from error
+
+    def _batch_directly(self, batches: DirectBatches, number: int, end: Positions) -> bool:
+        """Write and commit [self._positions, end); False if too many of its records are in doubt.
+
+        Raises PipelineError, Stopped.
+        """
+        from vdl.pipeline.direct import left_of
+
+        direct, clock = self._direct, _Phases()
+        assert direct is not None, number
+        # A run writes its batches one after the other, and task attempt ids of a session are
+        # unique.
+        prefix = f"{self._job.name}-{self._run}-{number}-direct"
+        spec = replace(direct.spec, prefix=prefix, dead_there=self._dead_there())
+        outcomes = batches.write(self._positions, end, replace(direct, spec=spec))
+        written = Written(arrow_schema=self._columns)
+        for outcome in outcomes:
+            for report in outcome.reports:
+                written.add(report)
+        if any(outcome.is_given_up for outcome in outcomes):
+            for file in (*written.files, *written.dead_files):
+                storage_of(file.path, storage_settings(self._job)).remove(file.path)
+            return False
+        left = left_of(outcomes)
+        if left is not None:
+            frame = self._spark.createDataFrame(left)
+            written = written.and_more(self._write(self._decoded(frame), number, end))
+        written.total = written.rows + written.dead
+        self._settle(written, number, end, clock)
+        return True
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:
         """Run one query until it ends or `stop` is called."""
@@ -242,13 +328,17 @@ class Runner:
             # The driver, or a task, holds a batch of upserts in memory.
             rows_max = min(rows_max, self._job.source.max_rows)
         number = 0
-        while ranges(self._positions, _not_before(target, self._positions)):
-            if self._stopping.is_set():
-                break
-            stop = self._admitted(target, rows_max)
-            with self._noting():
-                self._batch(self._bounded(self._positions, stop), number, stop)
-            number += 1
+        with self._direct_batches() as batches:
+            while ranges(self._positions, _not_before(target, self._positions)):
+                if self._stopping.is_set():
+                    break
+                stop = self._admitted(target, rows_max)
+                if batches is not None and not self._batch_directly(batches, number, stop):
+                    batches = None
+                if batches is None:
+                    with self._noting():
+                        self._batch(self._bounded(self._positions, stop), number, stop)
+                number += 1
         return self.totals
 
     def _admitted(self, target: Positions, rows_max: int) -> Positions:
@@ -271,7 +361,7 @@ class Runner:
         positions = self._topics.resolve(parse_where("start", self._job.source.start))
         ends = self._topics.ends()
         stop = admit(positions, _not_before(ends, positions), rows_max=20 * count)
-        decoded = self._decoded(self._bounded(positions, stop, is_shown=True))
+        decoded = self._decoded(self._bounded(positions, stop))
         dead = [r.asDict() for r in decoded.filter("_error is not null").limit(count).collect()]
         rows = self._transformed(decoded)
         if self._job.window is not None:
@@ -296,6 +386,7 @@ class Runner:
     # --- opening --------------------------------------------------------------------------------
     def _open(self, start: str = "") -> None:
         columns = self._check_steps()
+        self._direct = self._find_direct()
         ids = self._topics.ids()
         self._dead_positions = self._dead_table.open(ids)
         self._positions = self._rows_table.open(ids)
@@ -319,17 +410,25 @@ class Runner:
         Within a stream Spark would report an error as a page of text. Raises PipelineError,
         AnalysisException.
         """
-        empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
-        rows = self._transformed(self._decoded(empty))
-        if self._job.window is not None:
-            rows = all_windows(rows, self._job.window)
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        self._columns = to_arrow_schema(rows.schema, timezone="UTC")
+        found = self._row_type()
+        self._columns = to_arrow_schema(found, timezone="UTC")
         check_columns(self._job.sink.partition_by, self._columns)
         if self._job.is_upsert:
             check_key(self._job.sink.upsert_key, self._columns)
-        return _names(rows.schema.fields, is_upsert=self._job.is_upsert)
+        return _names(found.fields, is_upsert=self._job.is_upsert)
+
+    def _row_type(self) -> Any:
+        """Return the type of the table's rows. Raises as `_check_steps`."""
+        job = self._job
+        if self._is_plain and job.sink.kind != TOPIC:
+            from vdl.pipeline.direct import plain_columns
+
+            return plain_columns(_fields(job.schema), topics=len(job.source.topics))
+        empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
+        rows = self._transformed(self._decoded(empty))
+        return (rows if job.window is None else all_windows(rows, job.window)).schema
 
     def _check_table(self) -> None:
         """Check that the table accepts rows of the job's columns, before any is read.
@@ -362,7 +461,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.readStream
         if source.kind == "vdl":
-            options = self._reading() | self._direct()
+            options = self._reading()
             options["start"] = json.dumps(self._positions.to_json())
             return reader.format("vdl").options(**options).load()
         begin = self._positions.of(source.topics)
@@ -373,12 +472,12 @@ class Runner:
         }
         return reader.format("kafka").options(**options).load()
 
-    def _bounded(self, start: Positions, end: Positions, *, is_shown: bool = False) -> Any:
-        """Return a batch read. `is_shown`: it is not to be written."""
+    def _bounded(self, start: Positions, end: Positions) -> Any:
+        """Return a batch read."""
         source = self._job.source
         reader = self._spark.read
         if source.kind == "vdl":
-            options = self._reading() | ({} if is_shown else self._direct())
+            options = self._reading()
             options["start"] = json.dumps(start.to_json())
             options["end"] = json.dumps(end.to_json())
             return reader.format("vdl").options(**options).load()
@@ -397,30 +496,34 @@ class Runner:
             options[TEXTS] = Texts(job.format, resolved(job.registry)).to_text()
         return options
 
-    def _direct(self) -> dict[str, str]:
-        """Return the option by which tasks write the rows they read, or none.
+    def _find_direct(self) -> Direct | None:
+        """Return how tasks write the rows that they read, or None if Spark must decode them.
 
-        It applies if rows are written as they are decoded, and can be decoded without Spark.
+        They can if rows are written as they are decoded, and can be decoded without Spark.
         """
+        job = self._job
+        if not self._is_plain or job.source.kind != "vdl" or job.sink.kind == TOPIC:
+            return None
         from vdl.pipeline.direct import Direct, can_write
 
-        job, schema = self._job, self._columns
-        is_plain = not (job.steps or job.rules or job.envelope or job.rescued or job.is_upsert)
-        if schema is None or not is_plain or job.window is not None or job.sink.kind == TOPIC:
-            return {}
         given = dict(self._spark.sparkContext.getConf().getAll())
-        if not can_write(job.format, schema, given):
-            return {}
-        direct = Direct(
+        if not can_write(job.format, self._columns, given):
+            return None
+        return Direct(
             form=job.format,
-            # A run writes its batches one after the other, and task attempt ids of a session are
-            # unique.
-            spec=self._write_spec(f"{job.name}-{self._run}-0-direct"),
-            schema=schema.serialize().to_pybytes(),
+            spec=self._write_spec(""),
+            schema=self._columns.serialize().to_pybytes(),
             is_utc=self._spark.conf.get("spark.sql.session.timeZone") == "UTC",
             registry=resolved(job.registry),
+            tombstones=job.tombstones,
         )
-        return {DIRECT: direct.to_text()}
+
+    @property
+    def _is_plain(self) -> bool:
+        """True if rows are written as their values are decoded by `decode.schema`."""
+        job = self._job
+        changes = job.steps or job.rules or job.envelope or job.rescued or job.is_upsert
+        return not changes and job.window is None and bool(job.schema)
 
     def _connector_options(self) -> dict[str, str]:
         source = self._job.source
@@ -471,8 +574,10 @@ class Runner:
         if self._positions.goes_on_from(end.over(self._positions)):
             return  # Spark starts a batch even without records.
         clock = _Phases()
-        decoded = self._decoded(frame)
-        written = self._write(decoded, number, end)
+        self._settle(self._write(self._decoded(frame), number, end), number, end, clock)
+
+    def _settle(self, written: Written, number: int, end: Positions, clock: _Phases) -> None:
+        """Commit a batch whose files are written."""
         clock.lap("read and write")
         self._check_share(written)
         ends = self._topics.ends()
@@ -757,6 +862,16 @@ class Written:
             if file.path:
                 self.dead_files.append(file)
 
+    def and_more(self, other: Written) -> Written:
+        """Add another part of the same batch."""
+        self.files += other.files
+        self.dead_files += other.dead_files
+        self.rows += other.rows
+        self.dead += other.dead
+        self.newest_ms = max(self.newest_ms, other.newest_ms)
+        self.example = self.example or other.example
+        return self
+
     def and_dead(self, other: Written) -> Written:
         self.dead, self.dead_files, self.example = other.dead, other.dead_files, other.example
         return self
@@ -840,11 +955,17 @@ def _kinds(schema: str) -> dict[str, str]:
 
 def _columns(schema: str) -> list[tuple[str, str]]:
     """Return the names and types of a schema as Spark writes it."""
+    return _names(_fields(schema), is_upsert=False)
+
+
+@functools.lru_cache(16)
+def _fields(schema: str) -> tuple[Any, ...]:
+    """Return the fields of a schema as Spark writes it."""
     if not schema:
-        return []
+        return ()
     from pyspark.sql.types import StructType
 
-    return _names(StructType.fromDDL(schema).fields, is_upsert=False)
+    return tuple(StructType.fromDDL(schema).fields)
 
 
 def _names(fields: Sequence[Any], *, is_upsert: bool) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ SETTINGS = {
     # Errors that stop a job are shown as one line, without the Python traceback.
     "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.python.daemon.module": "vdl.pipeline.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     # Spark computes the batch's size after each row. For that it sets the offsets of all NULL

@@ -135,10 +135,6 @@ def _read_partition(partition: InputPartition, options: ReadOptions) -> Iterator
         return  # Spark creates such a partition if there is nothing to read.
     assert isinstance(partition, RangePartition), partition
     found = read_task(task, options)
-    if options.direct:
-        from vdl.pipeline.direct import Direct, written
-
-        found = written(found, Direct.from_text(options.direct))
     if options.texts:
         found = with_texts(found, Texts.from_text(options.texts))
     yield from found

@@ -1,0 +1,98 @@
+"""Batches that the driver plans and tasks write, without Spark's stream.
+
+Where rows are written as they are decoded, Spark's own part of a batch is all cost: a Python
+process for the stream's offsets, a query with a plan for each batch, and rows that pass through the
+JVM. Here the driver plans a batch by the same reader as the stream's, and each task returns the
+reports of its files, and the few records that only Spark may decode (`direct.write_task`).
+
+Does not depend on tables or on jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import Any
+
+from vdl.pipeline.direct import Direct, Outcome, write_task
+from vdl.pipeline.options import ReadOptions
+from vdl.pipeline.positions import Positions
+from vdl.pipeline.registered.values import Texts
+from vdl.pipeline.source import VdlStreamReader, read_task
+from vdl.pipeline.tasks import on_spark
+from vdl.pipeline.worker import exempt_modules_from_collection
+
+WAIT_SECONDS = 0.5
+
+
+class Stopped(Exception):
+    """The end of the run was requested while a batch was being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """Item of one task: what it reads, and how it writes it."""
+
+    part: Any
+    options: ReadOptions
+    direct: Direct
+
+
+def write(task: WriteTask) -> Outcome:
+    """Read and write on an executor."""
+    texts = Texts.from_text(task.options.texts) if task.options.texts else None
+    found = write_task(read_task(task.part, task.options), task.direct, texts)
+    exempt_modules_from_collection()
+    return found
+
+
+class DirectBatches:
+    """Plans and writes batches in a session. Use: `close` when done."""
+
+    def __init__(self, spark: Any, options: ReadOptions, stopping: threading.Event) -> None:
+        self._spark = spark
+        self._options = options
+        self._stopping = stopping
+        self._reader = VdlStreamReader(options)
+        # A thread of its own: signals are handled in the main thread, which must not be within a
+        # call of the JVM's then.
+        self._thread = ThreadPoolExecutor(1, "direct-batches")
+
+    def end_here(self) -> None:
+        """Let the last batch end where the topics end now."""
+        self._reader.prepareForTriggerAvailableNow()
+
+    def end_after(self, begin: Positions) -> Positions:
+        """Return the end of the batch that begins there, equal if there is nothing new.
+
+        Raises PipelineError.
+        """
+        limit = self._reader.getDefaultReadLimit()
+        return Positions.from_json(self._reader.latestOffset(begin.to_json(), limit))
+
+    def write(self, begin: Positions, end: Positions, direct: Direct) -> list[Outcome]:
+        """Read and write [begin, end) on the executors. Raises PipelineError, Stopped."""
+        planned = self._reader.partitions(begin.to_json(), end.to_json())
+        items = [WriteTask(one.value, self._options, direct) for one in planned]
+        group = direct.spec.prefix
+        pending = self._thread.submit(self._run, items, group)
+        while True:
+            try:
+                return pending.result(WAIT_SECONDS)
+            except NotYet:
+                if not self._stopping.is_set():
+                    continue
+                self._spark.sparkContext.cancelJobGroup(group)
+                pending.exception()
+                raise Stopped from None
+
+    def _run(self, items: Sequence[WriteTask], group: str) -> list[Outcome]:
+        self._spark.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
+        return on_spark(self._spark)(write, items)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._reader.stop()
