@@ -224,8 +224,12 @@ def test_references_in_a_circle_end(answers: Answers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body"), [(500, {"message": "no"}), (401, {"message": "who"}), (200, b"<html>")]
-)
+    ("status", "body"),
+    [
+        (500, {"message": "no"}), (401, {"message": "who"}), (200, b"<html>"),
+        (404, b"<html>"), (404, {"detail": "no such path"}),
+    ],
+)  # fmt: skip
 def test_registry_that_does_not_answer_stops_what_asks(
     answers: Answers, status: int, body: object
 ) -> None:
@@ -236,6 +240,20 @@ def test_registry_that_does_not_answer_stops_what_asks(
         values.text(framed(7, b""))
     answers.put(7, "AVRO", '"string"')
     assert values.text(framed(7, b"\x02x")) == '"x"', "and is asked again"
+
+
+def test_schema_that_comes_late_is_asked_for_again(answers: Answers) -> None:
+    """A copy of the registry may be behind; until then one request stands for many values."""
+    now = 0.0
+    values = Values(Registry({"url": answers.url}, clock=lambda: now), "avro")
+    for seconds, count in ((0.0, 1), (9.9, 1), (10.1, 2)):
+        now = seconds
+        with pytest.raises(ValueUnreadable, match="not known"):
+            values.text(framed(7, b"\x02x"))
+        assert answers.asked.count("/schemas/ids/7") == count
+    answers.put(7, "AVRO", '"string"')
+    now = 30.0
+    assert values.text(framed(7, b"\x02x")) == '"x"'
 
 
 def test_registry_that_is_not_there_is_told_by_its_address() -> None:

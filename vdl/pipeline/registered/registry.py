@@ -5,7 +5,8 @@ Does not depend on the use of a schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,10 @@ REFERENCES_MAX = 500
 REQUEST_SECONDS = 10
 CHECK_SECONDS = 3
 NOT_FOUND = 404
+UNKNOWN_SECONDS = 10.0
+"""Time for which an id counts as unknown: a copy of the registry may learn of it a moment later."""
+UNKNOWN_MAX = 1_000
+"""Limit on ids remembered as unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,13 @@ class Schema:
 class Registry:
     """Client of one registry. Its settings are those of NAMES."""
 
-    def __init__(self, settings: Mapping[str, str], *, is_patient: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        *,
+        is_patient: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
         given: dict[str, Any] = {
@@ -55,6 +66,9 @@ class Registry:
         if not is_patient:
             given["max.retries"] = 0
         self._url = settings["url"]
+        self._clock = clock
+        self._unknown: dict[int, tuple[float, str]] = {}
+        """Id → (time until which it is not asked for again, reason)."""
         self._client = SchemaRegistryClient(given)
 
     def close(self) -> None:
@@ -66,12 +80,25 @@ class Registry:
             self._ask("its subjects", self._client.get_subjects)
         except ValueUnreadable:
             return  # it has no such list, but it responds
+        except RegistryFailed as error:
+            if getattr(error.__cause__, "http_status_code", 0) != NOT_FOUND:
+                raise
 
     def schema(self, schema_id: int) -> Schema:
         """Return a schema. Raises ValueUnreadable if the id is unknown, RegistryFailed."""
-        found = self._ask(f"schema {schema_id}", self._client.get_schema, schema_id)
+        until, reason = self._unknown.pop(schema_id, (0.0, ""))
+        if reason and self._clock() < until:
+            self._unknown[schema_id] = (until, reason)
+            raise ValueUnreadable(reason)
         references: dict[str, str] = {}
-        self._follow(found, references, {})
+        try:
+            found = self._ask(f"schema {schema_id}", self._client.get_schema, schema_id)
+            self._follow(found, references, {})
+        except ValueUnreadable as error:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown.pop(next(iter(self._unknown)))
+            self._unknown[schema_id] = (self._clock() + UNKNOWN_SECONDS, str(error))
+            raise
         return Schema(found.schema_type or "AVRO", found.schema_str or "", references)
 
     def _follow(self, schema: Any, found: dict[str, str], on_the_way: dict[str, None]) -> None:
@@ -98,7 +125,9 @@ class Registry:
         try:
             return question(*arguments)
         except SchemaRegistryError as error:
-            if error.http_status_code == NOT_FOUND:
+            # A proxy, or a wrong path, also answers 404: that says nothing about a schema.
+            is_told = isinstance(error.error_code, int) and error.error_code != error.UNKNOWN
+            if error.http_status_code == NOT_FOUND and is_told:
                 raise ValueUnreadable(f"{what} is not known to the registry") from None
             raise RegistryFailed(f"the registry at {self._url}: {what}: {error}") from error
         except Exception as error:

@@ -72,12 +72,10 @@ class Values:
     def _find_reader(self, schema_id: int) -> Read | str:
         """Return a reader of values of this schema, or the reason why they cannot be read.
 
-        The result is permanent, since a registry reuses no id and changes no schema.
+        The result is permanent, since a registry reuses no id and changes no schema. Raises
+        ValueUnreadable if the registry does not know the id now, RegistryFailed.
         """
-        try:
-            schema = self._registry.schema(schema_id)
-        except ValueUnreadable as error:
-            return str(error)
+        schema = self._registry.schema(schema_id)
         make_reader = _MAKERS.get(schema.kind)
         if make_reader is None or self._kind not in ("", schema.kind):
             known = self._kind or ", ".join(_MAKERS)
