@@ -14,7 +14,8 @@ Processor time is that of the driver, the JVM and the Python workers together, w
 Each round runs all cases in turn, and another one begins than before: Spark ends Python processes
 that are idle for a minute, so a case that follows a long run of the connector starts them again.
 The first round, in which the JVM compiles most, is not counted.
-The output has the medians of the others; a ratio is the median of the ratios within rounds.
+The output has the medians of the others; a ratio is the median of the ratios within rounds. Lines
+of single cases end with the machine's load.
 """
 
 from __future__ import annotations
@@ -295,7 +296,10 @@ def main() -> int:
                     rows = by_job(spark, job)
                 rate = given.rows / (processor.seconds() - cpu)
                 assert rows == given.rows, (who, rows)
-                print(f"{number} | {form} | {share:g} | {who} | {rate:,.0f}", flush=True)
+                load = os.getloadavg()[0]
+                print(
+                    f"{number} | {form} | {share:g} | {who} | {rate:,.0f} | {load:.0f}", flush=True
+                )
                 if number:
                     found.setdefault((form, share, who), []).append(rate)
                 shutil.rmtree(folder)

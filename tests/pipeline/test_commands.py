@@ -186,6 +186,8 @@ def test_reason_of_an_exception_of_sparks_is_one_line() -> None:
     assert reason_of(ValueError(quoted)) == (
         "vdl.pipeline.errors.RowsGone: t/0: offset 3 is required, but the log begins at 9"
     )
+    other = quoted.replace("vdl.pipeline.errors.RowsGone: t/0: offset 3", "KeyError: 'a'; offset 3")
+    assert reason_of(ValueError(other)).startswith("KeyError: 'a'; offset 3")
     own = "An error occurred while calling o7.collect.\n: java.io.IOException: disk full\n\tat x"
     assert reason_of(ValueError(own)) == "java.io.IOException: disk full"
     assert reason_of(ValueError()) == "ValueError"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,21 @@ def test_tasks_of_executors_are_done_in_other_processes(spark: Any) -> None:
     assert [number for number, _ in found] == [3, 1, 2]
     assert os.getpid() not in {process for _, process in found}
     assert on_spark(spark)(process_of, []) == []
+
+
+@pytest.mark.spark
+def test_processes_of_tasks_begin_with_the_modules_of_the_pipeline(spark: Any) -> None:
+    """Their parent has imported them, and each is a fork of it."""
+    found = on_spark(spark)(
+        lambda _: (
+            Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8"),
+            "vdl.pipeline.direct_batches" in sys.modules,
+        ),
+        [0],
+    )
+    ((parent, is_loaded),) = found
+    assert "vdl.pipeline.worker_daemon" in parent
+    assert is_loaded
 
 
 @pytest.mark.spark
