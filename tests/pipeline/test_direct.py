@@ -22,16 +22,18 @@ from confluent_kafka import Producer
 
 from tests.pipeline.end_to_end import as_avro, broken, orders, serve_registry
 from tests.pipeline.end_to_end import job_of as order_job
+from tests.pipeline.registered.test_registered_values import Answers, framed
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import job_of, run_once
 from vdl.pipeline.decode import NO_VALUE, NOT_JSON, TOMBSTONES
-from vdl.pipeline.direct import JSON, Direct, Outcome, can_write, left_of, write_task
+from vdl.pipeline.direct import AVRO, JSON, Direct, Outcome, can_write, left_of, write_task
 from vdl.pipeline.files import ROWS as ROWS_KIND
 from vdl.pipeline.files import WriteSpec
 from vdl.pipeline.open_table import rows_table
 from vdl.pipeline.options import TEXTS
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import letter, schema_of
+from vdl.pipeline.registered.values import Texts
 from vdl.pipeline.runner import Runner
 from vdl.pipeline.verify import verify
 
@@ -108,6 +110,43 @@ def test_direct_of_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"):
         write_task(broken(), direct_of(tmp_path), None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_direct_reads_values_of_schemas_that_change_within_a_batch(tmp_path: Path) -> None:
+    """Rows keep the order of their records. The many schemas of one batch are a limit of speed."""
+    old = [{"name": "n", "type": "long"}]
+    new = [{"name": "added", "type": ["null", "string"]}, {"name": "n", "type": "int"}]
+    answers = Answers()
+    for schema_id, fields in ((1, old), (2, new), *((n, old) for n in range(10, 30))):
+        schema = {"type": "record", "name": "R", "fields": fields}
+        answers.put(schema_id, "AVRO", json.dumps(schema))
+    answers.put(3, "AVRO", '"string"')
+    here = {"url": answers.url}
+    direct = replace(direct_of(tmp_path), form=AVRO, registry=here)
+    long, added = bytes([2 * 40]), b"\x02\x02x" + bytes([2 * 41])
+    values = [framed(1 + n % 2, added if n % 2 else long) for n in range(60)]
+    values[5], values[8] = framed(3, b"\x02x"), framed(9, b"\x02")
+    batch = batch_of([*values, *(framed(n, long) for n in range(10, 30))])
+    try:
+        done = write_task(iter([batch]), direct, Texts(AVRO, here))
+    finally:
+        answers.close()
+    rows, dead = done.reports
+    found = pq.read_table(rows["path"]).to_pylist()
+    offsets = [row["_offset"] for row in found]
+    assert offsets == sorted(offsets)
+    assert [row["n"] for row in found if row["_offset"] < 60] == [
+        40 + n % 2 for n in range(60) if n not in {5, 8}
+    ]
+    (letter_of_9,) = pq.read_table(dead["path"]).to_pylist()
+    assert letter_of_9["offset"] == 8
+    assert "not known to the registry" in letter_of_9["error"]
+    left = left_of([done])
+    assert left is not None
+    told = dict(zip(left["offset"].to_pylist(), left["_registered"].to_pylist(), strict=True))
+    assert told.pop(5) == {"text": '"x"', "error": None}
+    assert set(told) == set(range(60, 80)) - set(offsets)
+    assert {one["text"] for one in told.values()} == {'{"n": 40}'}
 
 
 @pytest.mark.parametrize(

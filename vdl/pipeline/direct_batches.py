@@ -11,10 +11,10 @@ Does not depend on tables or on jobs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vdl.pipeline.direct import Direct, Outcome, write_task
@@ -32,19 +32,10 @@ class Stopped(Exception):
     """The end of the run was requested while a batch was being written."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteTask:
-    """Item of one task: what it reads, and how it writes it."""
-
-    part: Any
-    options: ReadOptions
-    direct: Direct
-
-
-def write(task: WriteTask) -> Outcome:
-    """Read and write on an executor."""
-    texts = Texts.from_text(task.options.texts) if task.options.texts else None
-    found = write_task(read_task(task.part, task.options), task.direct, texts)
+def write(options: ReadOptions, direct: Direct, part: Any) -> Outcome:
+    """Read one task's part and write it, on an executor."""
+    texts = Texts.from_text(options.texts) if options.texts else None
+    found = write_task(read_task(part, options), direct, texts)
     exempt_modules_from_collection()
     return found
 
@@ -76,9 +67,11 @@ class DirectBatches:
     def write(self, begin: Positions, end: Positions, direct: Direct) -> list[Outcome]:
         """Read and write [begin, end) on the executors. Raises PipelineError, Stopped."""
         planned = self._reader.partitions(begin.to_json(), end.to_json())
-        items = [WriteTask(one.value, self._options, direct) for one in planned]
+        parts = [one.value for one in planned if one.value is not None]
         group = direct.spec.prefix
-        pending = self._thread.submit(self._run, items, group)
+        # Options have secrets: a function goes to the executors in memory, items through a file.
+        task = partial(write, self._options, direct)
+        pending = self._thread.submit(self._run, task, parts, group)
         while True:
             try:
                 return pending.result(WAIT_SECONDS)
@@ -89,9 +82,11 @@ class DirectBatches:
                 pending.exception()
                 raise Stopped from None
 
-    def _run(self, items: Sequence[WriteTask], group: str) -> list[Outcome]:
+    def _run(
+        self, task: Callable[[Any], Outcome], parts: Sequence[Any], group: str
+    ) -> list[Outcome]:
         self._spark.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
-        return on_spark(self._spark)(write, items)
+        return on_spark(self._spark)(task, parts)
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -85,6 +85,8 @@ CHECKPOINT = re.compile(r"[0-9a-f]{12}-[0-9]+")
 WAIT_SECONDS = 0.5
 IDLE_SECONDS = 0.01
 """Least time between two looks at the topics, as in Spark's stream."""
+IN_DOUBT_MAX = 2
+"""Batches in a row that tasks give up before the stream takes over: one may have a huge record."""
 START_ATTEMPTS = 5
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error if the process of a Python source is not there after ten seconds.
@@ -227,21 +229,25 @@ class Runner:
     def _follow_directly(self, *, once: bool) -> bool:
         """Run batches without Spark's stream, until `stop` is called or the topics end.
 
-        Returns False if tasks cannot write what they read, or too many records of a batch are in
-        doubt; the stream then goes on from the same place.
+        A batch with too many records in doubt is read again by Spark. Returns False if tasks cannot
+        write what they read, or if that was so of several batches in a row; the stream then goes on
+        from the same place.
         """
         with self._direct_batches() as batches:
             if batches is None:
                 return False
             if once:
                 batches.end_here()
-            number = 0
+            number = in_doubt = 0
             while not self._stopping.is_set():
                 began = time.monotonic()
                 end = batches.end_after(self._positions).with_ids_of(self._positions)
                 if not self._positions.goes_on_from(end):
-                    if not self._batch_directly(batches, number, end):
+                    in_doubt = 0 if self._batch_directly(batches, number, end) else in_doubt + 1
+                    if in_doubt > IN_DOUBT_MAX:
                         return False
+                    if in_doubt:
+                        self._batch(self._bounded(self._positions, end), number, end)
                     number += 1
                 elif once:
                     break
@@ -333,9 +339,7 @@ class Runner:
                 if self._stopping.is_set():
                     break
                 stop = self._admitted(target, rows_max)
-                if batches is not None and not self._batch_directly(batches, number, stop):
-                    batches = None
-                if batches is None:
+                if batches is None or not self._batch_directly(batches, number, stop):
                     with self._noting():
                         self._batch(self._bounded(self._positions, stop), number, stop)
                 number += 1
