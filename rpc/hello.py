@@ -34,7 +34,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 PROTOCOL_VERSION_MIN = 3
 """Range of protocol versions supported here. 2: commit indexes are sent in messages of their own
 kind (`MsgCommit`). 3: leader lists carry the in-sync replicas. 4: logs of partitions may hold
@@ -88,6 +88,9 @@ VERSION_OF_LARGE_FRAMES = 14
 
 VERSION_OF_ADDED_SERVERS = 15
 """Peers below this version know none of the commands that add and remove servers."""
+
+VERSION_OF_MOVED_VOTES = 16
+"""Peers below this version do not know the commands that remove servers of the first ones."""
 
 OLD_FRAME_BYTES_MAX = 64 << 20
 

@@ -45,6 +45,14 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
                 return directory_id
         return None
 
+    def without(self, server_id: ServerId) -> BirthRecord:
+        """Return the record as it is shown to a server that is no member any more.
+
+        It does not adopt this one: the whole record comes with its number, once it is added.
+        """
+        voters = tuple(one for one in self.initial_voters if one[0] != server_id)
+        return msgspec.structs.replace(self, initial_voters=voters)
+
 
 def encode_record(record: BirthRecord) -> bytes:
     """Encode the record as `identity` stores it and ANSWER carries it."""

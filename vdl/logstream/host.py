@@ -17,7 +17,7 @@ Does not depend on the Kafka protocol, sockets or files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from zlib import crc32
 
 import segments.api as storage
@@ -44,6 +44,7 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.added_servers import AddedServers, removed_text
+from vdl.logstream.membership.known_servers import KnownServers, known_servers
 from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.open_replica import ReplicaOpener
@@ -196,7 +197,12 @@ class Host:
             # The replica may open later than this server confirms the leader lists of others.
             self.liveness.entered(log.group_id, log.hard_state.term)
         self.periodic.start()
-        self._marks.compare_first(self._replicas.open_system)
+        self._marks.compare_first(self._replicas.open_system, self.known.voters)
+
+    @cached_property
+    def known(self) -> KnownServers:
+        """What the directory knew of the cluster when this process began. Read once, blocks."""
+        return known_servers(self.store, self.state.record)
 
     def begin_serving(self) -> None:
         """Allow replicas here to lead their groups, not only the catalog.
@@ -465,10 +471,11 @@ class Host:
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         """Return why a link with this server is refused, None if it is admitted.
 
-        Admitted: initial voters and servers that were added, also with a new directory, and servers
-        without a birth record, which may only request it. Refused: a retired directory, a directory
-        of another server, and a process in another directory than that of a linked server which the
-        catalog lists.
+        Admitted: the members of the cluster, also with a new directory, and servers without a birth
+        record, which may only request it. Refused: a retired directory, a directory of another
+        server, and a process in another directory than that of a linked server which the catalog
+        lists. While no leader of the catalog is known here, any server of this cluster may be one
+        that was added since: this server may know none of those that are there now.
         """
         if hello.cluster_id and self.catalog.is_removed(hello.server_id, hello.directory_id):
             return RejectReason.REMOVED, removed_text(hello.server_id)
@@ -486,9 +493,9 @@ class Host:
             return False
         if not hello.cluster_id:
             return True
-        is_initial = self.state.record.directory_of(hello.server_id) is not None
-        is_member = is_initial or hello.server_id in self.catalog.added
-        return is_member and hello.directory_id not in self.catalog.retired
+        is_member = self.catalog.is_member(hello.server_id)
+        may_be_new = self.liveness.leader_of(CATALOG_GROUP)[0] < 0
+        return (is_member or may_be_new) and hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
         """Start a session. A server without a birth record receives the record on request."""
@@ -500,7 +507,7 @@ class Host:
         self._alive[server] = hello
         self._marks.link_up(hello)
         self.state.silent.discard(server)
-        if self.state.record.directory_of(server) is not None:
+        if server in self.catalog.voters:
             self.time.linked(server)
         for group in self.in_sync.server_linked(server, hello.incarnation):
             self.liveness.in_sync_changed(group)
@@ -602,11 +609,18 @@ class Host:
         elif frame_type in _OF_SOUNDNESS:
             self._soundness_frame(server_id, frame_type, payload)
         elif frame_type is FrameType.ASK:
-            number = self._replacement.number_for(server_id)
-            answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
-            self.state.transport.send(server_id, FrameType.ANSWER, answer)
+            self._answer_newcomer(server_id)
         elif frame_type is FrameType.ANSWER:
             self._replacement.number_received(decode_answer(payload)[1])
+
+    def _answer_newcomer(self, server_id: ServerId) -> None:
+        """Answer a server that asks for the birth record, and for its number in the catalog."""
+        number, record = self._replacement.number_for(server_id), self.state.record
+        if not number and not self.catalog.is_member(server_id):
+            # One of the first that was removed is a newcomer like any other.
+            record = record.without(server_id)
+        answer = encode_answer(encode_record(record), catalog_replica=number)
+        self.state.transport.send(server_id, FrameType.ANSWER, answer)
 
     def _soundness_frame(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
@@ -834,6 +848,7 @@ class Host:
         """React to a change of the applied catalog."""
         self._outbox.catalog_changed = False
         self.time.remember(self.catalog.noted_ms)
+        self.time.follow(self.catalog.voters, self.server_id, self._alive)
         self._replicas.reconcile()
         if self._renumbered != self.catalog.renumbered:
             self._renumbered = self.catalog.renumbered

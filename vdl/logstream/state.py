@@ -100,8 +100,8 @@ class HostState:
         self.gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.time = ClusterTime(
             clock,
-            servers=len(record.initial_voters),
-            counts_own=record.directory_of(server_id) is not None,
+            voters=[server for server, _ in record.initial_voters],
+            own=server_id,
             hold_ms=options.clock_hold_ms,
             log=log,
         )

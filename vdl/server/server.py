@@ -7,7 +7,7 @@ depends on whether time, disk and network are real: `vdl.server.process` runs a 
 
 States: ASKING (no cluster yet) → STARTING (opening, registering) → SERVING → STOPPING → STOPPED.
 WAITING is the state of a server whose directory its cluster does not know. It takes no part until
-its replicas are replaced, or, if it is not one of the initial servers, until it is added; then it
+its replicas are replaced, or, if it is not one of the first servers, until it is added; then it
 continues with STARTING. REMOVED is the state of a server that was removed from its cluster: it
 takes no part and serves no clients.
 """
@@ -102,7 +102,7 @@ class ServerState(Enum):
 
 
 RECOVERED_TIMEOUTS = 10
-"""Election timeouts in which a server with an old directory must come to serve."""
+"""Election timeouts in which a server whose peers say that it has no part must come to serve."""
 _NOT_SERVING = (ServerState.WAITING, ServerState.STARTING)
 
 
@@ -178,9 +178,11 @@ class Server:
         self._loggers = loggers
         self._audit = audit
         self._removed_by: set[ServerId] = set()
-        """Initial servers that refuse this one because it was removed from the cluster."""
+        """Voters of the catalog that refuse this one because it was removed from the cluster."""
         self._may_be_outlived = False
         """True if a peer said that the cluster was recovered without this server's directory."""
+        self._may_be_removed = False
+        """True if a peer said that the cluster has removed this server."""
         self._forgotten: set[ServerId] = set()
         """Servers that the cluster has removed, and that are dialled no more."""
         seeds = {server: str(address) for server, address in config.seeds.items()}
@@ -307,11 +309,11 @@ class Server:
             self._found_if_all_are_empty()
 
     def _is_one_added(self, hello: Hello) -> bool:
-        """Return True if this server or the peer is not one of the cluster's initial servers."""
+        """Return True if the files of this server and the peer need not name the same servers."""
         if self.host is None:
             return self.waits_to_be_added or self.config.server_id not in self.config.seeds
-        both = {self.config.server_id, hello.server_id}
-        return not both <= self.host.catalog.initial_voters.keys()
+        catalog, both = self.host.catalog, {self.config.server_id, hello.server_id}
+        return catalog.votes_moved or not both <= catalog.founders.keys()
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         if self.host is not None:
@@ -405,17 +407,28 @@ class Server:
                 )
 
     def _refused_as_removed(self, server_id: ServerId, text: str) -> None:
-        """Take no part any more once a majority of the initial servers says that it must not.
+        """Take no part any more once a majority of the catalog's voters says that it must not.
 
-        The catalog's own voters are believed, and only at the addresses that this server dials
-        (`rpc/links.py`). One that says it may be mistaken; a majority of them has applied the
-        removal.
+        Servers are believed only at the addresses that this server dials (`rpc/links.py`). One that
+        says it may be mistaken; a majority of the voters has applied the removal. The voters known
+        here may be gone themselves: then one server is enough, if this one does not come to serve.
         """
-        voters = self.host.catalog.initial_voters if self.host is not None else {}
-        if server_id in voters and self.config.server_id not in voters:
+        voters = self.host.catalog.voters if self.host is not None else ()
+        if server_id in voters:
             self._removed_by.add(server_id)
         if 2 * len(self._removed_by) > len(voters) > 0:
             self.clock.call_soon(partial(self._leave, text))
+        elif self.state in _NOT_SERVING and not self._may_be_removed:
+            self._may_be_removed = True
+            timeout_ns = self.config.host.election_ticks * TICK_NS
+            self.clock.call_later(
+                RECOVERED_TIMEOUTS * timeout_ns, partial(self._leave_unless_serving, text)
+            )
+
+    def _leave_unless_serving(self, text: str) -> None:
+        self._may_be_removed = False
+        if self.state in _NOT_SERVING:
+            self._leave(text)
 
     def _refused_as_recovered(self, server_id: ServerId, text: str) -> None:
         """End this process, unless it comes to serve soon.
@@ -472,6 +485,10 @@ class Server:
         )
         self.host = host
         self.frame = host.frame
+        # The servers in the file may be gone, and those that came later are in the catalog.
+        for server_id, address in sorted(host.known.addresses.items()):
+            if server_id != config.server_id:
+                self.links.set_peer(server_id, address)
         context = Context(
             host=host,
             config=config.kafka,
@@ -534,14 +551,14 @@ class Server:
             directory_id=self.store.directory_id,
             rack=self.config.rack,
             listeners=self._advertised,
-            replica_of_catalog=self._is_initial,
+            replica_of_catalog=self._votes,
             features=dict(SUPPORTED),
         )
 
     @property
-    def _is_initial(self) -> bool:
+    def _votes(self) -> bool:
         assert self.host is not None
-        return self.config.server_id in self.host.catalog.initial_voters
+        return self.config.server_id in self.host.catalog.voters
 
     @property
     def _is_removed(self) -> bool:
@@ -615,7 +632,7 @@ class Server:
                 self.links.remove_peer(server_id, removed_text(server_id))
         self._forgotten = removed
         for server_id, added in sorted(catalog.added.items()):
-            if server_id != own:
+            if server_id != own and added.host:  # one of the first has none
                 self.links.set_peer(server_id, (added.host, added.port))
 
     def _catalog_changed(self) -> None:

@@ -70,7 +70,7 @@ from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
 from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
 from vdl.state.held_groups import HeldGroups
-from vdl.state.placement import Load, overfull, place
+from vdl.state.placement import Load, overfull, place, substitute
 from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
     FIRST_REPLICA,
@@ -93,7 +93,7 @@ from vdl.state.resource_configs import (
 from vdl.state.scram_credentials import KEY_PREFIX as SCRAM_PREFIX
 from vdl.state.scram_credentials import ScramCredentials, UsersAltered
 from vdl.state.system_groups import KEY_PREFIX as NUMBER_PREFIX
-from vdl.state.system_groups import SystemGroups
+from vdl.state.system_groups import SystemGroups, rotated
 from vdl.state.table import decode_value, encode_value
 from vdl.state.topic_names import TopicNames, topic_name_complaint
 
@@ -141,6 +141,15 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
     """Settings that were set, as text; defaults are not stored."""
 
 
+class Votes(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the birth record's voters, as stored once it changed."""
+
+    voters: list[ServerId]
+    """`Catalog.voters`."""
+    founders: list[ServerId]
+    """Ids of `Catalog.founders`."""
+
+
 class Counters(msgspec.Struct, frozen=True, array_like=True):
     """Counters of the catalog, as stored."""
 
@@ -152,9 +161,11 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
 
 _CATALOG = GroupId(0)
 _KEY_COUNTERS = b"c"
+_KEY_VOTES = b"v"
 _KEY_GROUP = Struct(">cQ")
 _KEY_SERVER = Struct(">cI")
-_ADDED_PREFIX = b"e"
+ADDED_PREFIX = b"e"
+"""Prefix of the keys of `AddedServer`."""
 
 
 class Catalog:
@@ -173,24 +184,30 @@ class Catalog:
         """Create an empty catalog.
 
         `initial_voters` maps server id to directory id, as in the birth record. These servers hold
-        the catalog and the coordinators. Right after the birth of the cluster not all of them have
-        registered; until they have, a topic with the default replication factor is refused rather
-        than created with fewer replicas.
+        the catalog and the coordinators at first (`voters`), and are members until they are removed
+        (`founders`). Right after the birth of the cluster not all of them have registered; until
+        they have, a topic with the default replication factor is refused rather than created with
+        fewer replicas.
         """
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
         self.initial_voters = dict(sorted(initial_voters.items()))
+        """As in the birth record, whatever happened since. Use: what a group began with."""
+        self.founders = dict(self.initial_voters)
+        """Those of them that were never removed, with their first directories."""
         self.system = SystemGroups(tuple(self.initial_voters))
         """Replicas of the catalog and of the coordinators."""
         self.servers: dict[ServerId, ServerInfo] = {}
         self.added: dict[ServerId, AddedServer] = {}
-        """Servers that were added after the cluster's birth, registered yet or not."""
+        """Servers that were added after the cluster's birth, registered yet or not; and those of
+        the first that leave, or were taken back."""
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
         self.groups: dict[GroupId, GroupInfo] = {}
-        """Groups of partitions only; the catalog and the coordinators are in the birth record."""
+        """Groups of partitions only; the catalog and the coordinators are in `system`."""
         self.moves: dict[GroupId, Move] = {}
-        """Reassignment state by group, for groups that were ever reassigned."""
+        """Reassignment state by group, for groups that were ever reassigned, the catalog and the
+        coordinators included."""
         self.held = HeldGroups()
         """Groups of partitions by server, those that are leaving it included. Derived."""
         self.open_moves: set[GroupId] = set()
@@ -238,6 +255,8 @@ class Catalog:
             commands.DecommissionServer: self._decommission_server,
             commands.DrainServers: self._drain_servers,
             commands.RemoveServer: self._remove_server,
+            commands.DecommissionVoter: self._decommission_voter,
+            commands.MoveVotes: self._move_votes,
             commands.AlterScramCredentials: self._alter_scram_credentials,
             commands.CreateAcls: self._create_acls,
             commands.DeleteAcls: self._delete_acls,
@@ -313,7 +332,7 @@ class Catalog:
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
 
     def _begin_features(self) -> None:
-        """Finalise the first feature levels, once all initial voters have registered theirs.
+        """Finalise the first feature levels, once all first servers have registered theirs.
 
         If some servers run a version without features, this happens when the last of them is
         upgraded.
@@ -321,8 +340,8 @@ class Catalog:
         servers = self.servers.values()
         if (
             not self.features.epoch
-            and self.initial_voters
-            and self.initial_voters.keys() <= self.servers.keys()
+            and self.founders
+            and self.founders.keys() <= self.servers.keys()
             and all(server.features for server in servers)
         ):
             names = self.features.begin(server.features for server in servers)
@@ -358,7 +377,7 @@ class Catalog:
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """Return the directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id) or self.added.get(server_id)
-        return self.initial_voters.get(server_id) if known is None else known.directory_id
+        return self.founders.get(server_id) if known is None else known.directory_id
 
     # --- servers that join and leave ---------------------------------------------------------
     @property
@@ -366,9 +385,20 @@ class Catalog:
         """Servers that are to be removed: they get no new replica."""
         return frozenset(server for server, added in self.added.items() if added.is_leaving)
 
+    @property
+    def voters(self) -> tuple[ServerId, ...]:
+        """Servers that should vote in the catalog and in every coordinator."""
+        return self.system.voters
+
+    @property
+    def votes_moved(self) -> bool:
+        """True if other servers vote than at first, or one of the first was removed."""
+        first = self.initial_voters
+        return self.voters != tuple(first) or len(self.founders) < len(first)
+
     def is_member(self, server_id: ServerId) -> bool:
         """Return True if the cluster has a server of this id, in whichever directory."""
-        return server_id in self.initial_voters or server_id in self.added
+        return server_id in self.founders or server_id in self.added
 
     def is_removed(self, server_id: ServerId, directory_id: DirectoryId) -> bool:
         """Return True if the server was removed from the cluster with this directory.
@@ -377,16 +407,20 @@ class Catalog:
         """
         return (
             directory_id in self.retired
-            and server_id not in self.initial_voters
+            and server_id not in self.founders
             and self.directory_of(server_id) != directory_id
         )
 
     def observers(self, group_id: GroupId) -> list[ReplicaInfo]:
-        """Return the replicas that a group should have and that never vote, by server."""
+        """Return the replicas that a group should have and that do not vote, by server.
+
+        A server that leaves, and has given its votes to another, follows the catalog to its end.
+        """
         if group_id != _CATALOG:
             return []
         number = self.system.number
-        return [ReplicaInfo(server, number(_CATALOG, server)) for server in sorted(self.added)]
+        observing = sorted(self.added.keys() - set(self.voters))
+        return [ReplicaInfo(server, number(_CATALOG, server)) for server in observing]
 
     def _placeable(self) -> dict[ServerId, str]:
         """Return the servers that may get new replicas, with their racks."""
@@ -407,7 +441,7 @@ class Catalog:
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"server {server_id} is a server of this cluster already",
             )
-        servers = (*self.initial_voters, *self.added)
+        servers = (*self.founders, *self.added)
         if directory_id in self.retired or directory_id in map(self.directory_of, servers):
             return MembershipChanged(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -441,13 +475,22 @@ class Catalog:
         """
         if server_id in self.added:
             return ErrorCode.NONE, ""
-        if server_id in self.initial_voters or server_id in self.servers:
-            return (
-                ErrorCode.INVALID_REQUEST,
-                f"server {server_id} has replicas of the catalog and the coordinators since the "
-                "cluster began, and these cannot be moved: its directory can be replaced",
-            )
-        return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
+        if server_id not in self.founders:
+            return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
+        return self._why_votes_stay(server_id)
+
+    def _why_votes_stay(self, server_id: ServerId) -> tuple[ErrorCode, str]:
+        """Return why nobody could take a server's votes; NONE if it has none, or somebody could."""
+        count = len(self.voters)
+        staying = len(self._placeable().keys() - {server_id})
+        if server_id not in self.voters or staying >= count:
+            return ErrorCode.NONE, ""
+        servers = f"{staying} other servers stay" if staying > 1 else f"{staying} other stays"
+        return (
+            ErrorCode.INVALID_REQUEST,
+            f"server {server_id} votes in the catalog and the coordinators, which need {count} "
+            f"servers, but only {servers}: add a server first",
+        )
 
     def _decommission_server(self, command: commands.DecommissionServer) -> MembershipChanged:
         server_id = command.server_id
@@ -458,16 +501,116 @@ class Catalog:
             return MembershipChanged(
                 ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
             )
+        if server_id not in self.added:
+            # Of a voter the older versions refuse it: only `DecommissionVoter` begins with one.
+            return MembershipChanged(ErrorCode.INVALID_REQUEST, f"server {server_id} stays")
         if command.is_leaving:
-            partitions = {
-                f"{info.topic}-{info.partition}": info.replicas for info in self.groups.values()
-            }
-            staying = self._placeable().keys() - {server_id}
-            leaving = self.leaving | {server_id}
-            if complaint := why_not_without(leaving, staying, partitions):
-                return MembershipChanged(ErrorCode.INVALID_REPLICATION_FACTOR, complaint)
+            error, complaint = self._why_not_without(server_id)
+            if error is not ErrorCode.NONE:
+                return MembershipChanged(error, complaint)
         added = msgspec.structs.replace(self.added[server_id], is_leaving=command.is_leaving)
         self._note_added(added)
+        return MembershipChanged(ErrorCode.NONE)
+
+    def _decommission_voter(self, command: commands.DecommissionVoter) -> MembershipChanged:
+        """Begin to remove a server of the first ones, which becomes one of the added."""
+        server_id, directory_id = command.server_id, command.directory_id
+        error, complaint = self.why_no_removal(server_id)
+        if error is not ErrorCode.NONE:
+            return MembershipChanged(error, complaint)
+        if self.directory_of(server_id) != directory_id:
+            return MembershipChanged(
+                ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
+            )
+        error, complaint = self._why_not_without(server_id)
+        if error is not ErrorCode.NONE:
+            return MembershipChanged(error, complaint)
+        known = self.added.get(server_id) or AddedServer(server_id, directory_id, "", 0)
+        self._note_added(msgspec.structs.replace(known, is_leaving=True))
+        return MembershipChanged(ErrorCode.NONE)
+
+    def _why_not_without(self, server_id: ServerId) -> tuple[ErrorCode, str]:
+        """Return why the cluster cannot go on without a server; NONE if it can."""
+        error, complaint = self._why_votes_stay(server_id)
+        if error is not ErrorCode.NONE:
+            return error, complaint
+        partitions = {
+            f"{info.topic}-{info.partition}": info.replicas for info in self.groups.values()
+        }
+        staying = self._placeable().keys() - {server_id}
+        leaving = self.leaving | {server_id}
+        if complaint := why_not_without(leaving, staying, partitions):
+            return ErrorCode.INVALID_REPLICATION_FACTOR, complaint
+        return ErrorCode.NONE, ""
+
+    def has_votes(self, server_id: ServerId) -> bool:
+        """Return True if a server may still have a vote in the catalog or a coordinator."""
+        return server_id in self.voters or any(
+            server_id == replica.server_id
+            for group_id in self._system_groups()
+            for replica in self.move(group_id).leaving
+        )
+
+    def _system_groups(self) -> Iterator[GroupId]:
+        return map(GroupId, range(1 + self.coordinator_groups))
+
+    def votes_plan(self, command: commands.MoveVotes) -> tuple[ServerId, ...]:
+        """Return the voters after the command, which may be the present ones.
+
+        A leaving server gives its votes to one that stays. So does one that was about to receive
+        them and is down, but only to one that is there. All groups have their voters on the same
+        servers: a directory that has one of them has all (`vdl recover`).
+        """
+        voters, leaving, alive = list(self.voters), self.leaving, frozenset(command.alive)
+        # Moves of all groups begin together, so each has the same origin.
+        origins = [self.move(group_id).origin for group_id in self._system_groups()]
+        load = Load(self.servers)
+        load.replicas = {server: len(self.held[server]) for server in self.servers}
+        for position, server in enumerate(voters):
+            is_coming = any(origin and server not in origin for origin in origins)
+            is_lost = is_coming and bool(alive) and server not in alive
+            if server not in leaving and not is_lost:
+                continue
+            others = [other for other in voters if other != server]
+            able = {
+                other: rack
+                for other, rack in self._placeable().items()
+                if self._may_vote(other) and (server in leaving or other in alive)
+            }
+            able.pop(server, None)
+            racks = {**self._racks_of(others), **able}
+            chosen = substitute(load, racks, others, alive=alive, replicas_max=0)
+            if chosen is not None:
+                voters[position] = chosen
+        return tuple(voters)
+
+    def _racks_of(self, servers: list[ServerId]) -> dict[ServerId, str]:
+        return {server: self.servers[server].rack for server in servers if server in self.servers}
+
+    def _may_vote(self, server_id: ServerId) -> bool:
+        """Return True if a server can get a replica of each coordinator: no number has run out."""
+        return all(
+            replica.replica_number < REPLICA_NUMBER_MAX
+            for group_id in self._system_groups()
+            for replica in self.move(group_id).former
+            if replica.server_id == server_id
+        )
+
+    def _move_votes(self, command: commands.MoveVotes) -> MembershipChanged:
+        voters = self.votes_plan(command)
+        if voters == self.voters:
+            return MembershipChanged(ErrorCode.NONE)
+        before = {group_id: self.system.replicas(group_id) for group_id in self._system_groups()}
+        self.system.voters = voters
+        self._dirty.add(_KEY_VOTES)
+        for group_id, wanted in before.items():
+            replicas, move = reassigned(wanted, self.move(group_id), rotated(voters, group_id))
+            for replica in replicas:
+                # Of the catalog each server has a replica already: that one gets the vote.
+                if group_id != _CATALOG and replica not in wanted:
+                    server, number = replica.server_id, replica.replica_number
+                    self._dirty.add(self.system.renumber(group_id, server, number))
+            self._note_move(group_id, move)
         return MembershipChanged(ErrorCode.NONE)
 
     def _drain_servers(self, command: commands.DrainServers) -> MembershipChanged:
@@ -490,7 +633,7 @@ class Catalog:
         drain = Drain(load, self._placeable(), leaving, command)
         plan = []
         left = command.moves_max
-        for group_id in sorted(self.open_moves):
+        for group_id in sorted(self.open_moves & self.groups.keys()):
             wanted, move = self.groups[group_id].replicas, self.moves[group_id]
             drains = not leaving.isdisjoint(replica.server_id for replica in move.leaving)
             left -= drains
@@ -526,8 +669,14 @@ class Catalog:
             return MembershipChanged(
                 ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
             )
-        if not self.added[server_id].is_leaving:
+        if server_id not in self.leaving:
             return MembershipChanged(ErrorCode.INVALID_REQUEST, f"server {server_id} stays")
+        if self.has_votes(server_id):
+            return MembershipChanged(
+                ErrorCode.INVALID_REQUEST,
+                f"server {server_id} still votes in the catalog and the coordinators: "
+                "`vdl member remove` gives its votes to another",
+            )
         held = self.held_by(server_id)
         if held:
             return MembershipChanged(
@@ -536,6 +685,8 @@ class Catalog:
                 f"{held[0].topic}-{held[0].partition}: they are moved by `vdl member remove`",
             )
         del self.added[server_id]
+        if self.founders.pop(server_id, None) is not None:
+            self._dirty.add(_KEY_VOTES)
         self.servers.pop(server_id, None)
         self.retired[command.directory_id] = server_id
         self.renumbered += 1
@@ -623,7 +774,7 @@ class Catalog:
             known = self.servers.get(server_id)
             if known is None and server_id not in self.added:
                 # The server lost its directory before it could register.
-                is_voter = server_id in self.initial_voters
+                is_voter = server_id in self.voters
                 known = ServerInfo(server_id, new, "", {}, replica_of_catalog=is_voter)
             if known is not None:
                 self.servers[server_id] = msgspec.structs.replace(known, directory_id=new)
@@ -666,15 +817,15 @@ class Catalog:
                 info = self.groups[group_id]
                 replicas = renumbered(info.replicas, server_id)
                 self._set_replicas(group_id, replicas)
-                if move := self.moves.get(group_id):
-                    self._note_move(
-                        group_id,
-                        msgspec.structs.replace(
-                            move,
-                            revision=move.revision + 1,
-                            leaving=renumbered(move.leaving, server_id),
-                        ),
-                    )
+            if move := self.moves.get(group_id):
+                self._note_move(
+                    group_id,
+                    msgspec.structs.replace(
+                        move,
+                        revision=move.revision + 1,
+                        leaving=renumbered(move.leaving, server_id),
+                    ),
+                )
         return Replacement(ErrorCode.NONE, events=[ReplicasReplaced(server_id, group_ids)])
 
     # --- reassignments (KIP-455) -----------------------------------------------------------
@@ -806,7 +957,8 @@ class Catalog:
     def _note_move(self, group_id: GroupId, move: Move) -> None:
         before = self.listed(group_id)
         self.moves[group_id] = move
-        self.held.replace(group_id, before, self.listed(group_id))
+        if group_id in self.groups:
+            self.held.replace(group_id, before, self.listed(group_id))
         if move.is_open:
             self.open_moves.add(group_id)
         else:
@@ -908,7 +1060,7 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                servers = self.initial_voters.keys() | self.servers.keys()
+                servers = self.founders.keys() | self.servers.keys()
                 factor = min(command.default_replication_factor, len(servers - self.leaving))
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
@@ -1191,7 +1343,7 @@ class Catalog:
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Return the whole state in key order, for snapshots and digests."""
-        keys = [_KEY_COUNTERS]
+        keys = [_KEY_COUNTERS, _KEY_VOTES]
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(self.resources.keys())
         keys.extend(self.scram.keys())
@@ -1222,7 +1374,7 @@ class Catalog:
         several = len(self.features.levels) + len(self.retired) + len(self.system)
         of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
         moves_and_more = len(self.moves) + len(self.resources) + len(self.added)
-        return 1 + named + several + moves_and_more + of_clients
+        return 1 + self.votes_moved + named + several + moves_and_more + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state.
@@ -1246,6 +1398,8 @@ class Catalog:
         self.renumbered += 1
         self._dirty = set()
         self.system.load([item for item in items if item[0][:1] == NUMBER_PREFIX])
+        self.founders = dict(self.initial_voters)
+        self.system.voters = tuple(self.initial_voters)
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
         self.tokens.load([value for key, value in items if key[:1] == TOKEN_PREFIX])
@@ -1274,6 +1428,11 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
+                case b"v":
+                    votes = decode_value(value, Votes)
+                    self.system.voters = tuple(votes.voters)
+                    for server_id in self.initial_voters.keys() - set(votes.founders):
+                        del self.founders[server_id]
                 case b"a" | b"d" | b"n" | b"q" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
@@ -1313,6 +1472,8 @@ class Catalog:
                 return self.tokens.stored(key)
             case b"n":
                 return self.system.stored(key)
+            case b"v":
+                value = Votes(list(self.voters), list(self.founders)) if self.votes_moved else None
             case b"q":
                 return self.quotas.stored(key)
             case b"x":
@@ -1327,7 +1488,7 @@ class Catalog:
 
 
 def _added_key(server_id: ServerId) -> bytes:
-    return _KEY_SERVER.pack(_ADDED_PREFIX, server_id)
+    return _KEY_SERVER.pack(ADDED_PREFIX, server_id)
 
 
 def _feature_key(feature: str) -> bytes:

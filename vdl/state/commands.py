@@ -273,7 +273,7 @@ class AdmitServer(Command, frozen=True, tag=45):
 
 
 class DecommissionServer(Command, frozen=True, tag=46):
-    """Begin to remove an added server, or take it back before it is removed."""
+    """Begin to remove an added server, or take back any that is leaving."""
 
     server_id: ServerId
     directory_id: DirectoryId
@@ -293,11 +293,33 @@ class DrainServers(Command, frozen=True, tag=47):
 
 
 class RemoveServer(Command, frozen=True, tag=48):
-    """Remove an added server that holds no replica of a partition any more."""
+    """Remove a leaving server that holds no vote and no replica of a partition any more."""
 
     server_id: ServerId
     directory_id: DirectoryId
     """Directory known to the proposer. A mismatch means that another command came first."""
+
+
+class DecommissionVoter(Command, frozen=True, tag=49):
+    """Begin to remove a server that the cluster began with.
+
+    A command of its own: a version that cannot move votes stops at it, instead of refusing what
+    the others do.
+    """
+
+    server_id: ServerId
+    directory_id: DirectoryId
+    """As in `RemoveServer`."""
+
+
+class MoveVotes(Command, frozen=True, tag=50):
+    """Give the votes of leaving servers in the catalog and the coordinators to others.
+
+    Also those that are on their way to a server that is down.
+    """
+
+    alive: list[ServerId]
+    """As in `CreateTopics`."""
 
 
 class ScramUpsert(Part, frozen=True):

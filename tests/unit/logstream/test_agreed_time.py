@@ -333,7 +333,7 @@ def test_disagreeing_clock_is_logged_once_by_how_much() -> None:
     """It is logged again only after it agreed."""
     clocks = Clocks(3)
     log = Log()
-    time = ClusterTime(Clock(clocks), servers=3, hold_ms=HOLD, log=log)  # type: ignore[arg-type]
+    time = ClusterTime(Clock(clocks), voters=(1, 2, 3), own=1, hold_ms=HOLD, log=log)  # type: ignore[arg-type]
     for peer in (2, 3):
         time.linked(peer)
 

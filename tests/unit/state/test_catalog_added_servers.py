@@ -208,7 +208,7 @@ def test_removed_server_cannot_register_and_returns_only_with_an_empty_directory
 
 @pytest.mark.parametrize("server_id", [1, 9])
 def test_initial_and_unknown_servers_are_not_removed(server_id: int) -> None:
-    """The first holds the catalog and the coordinators."""
+    """One of the first is removed by a command of its own."""
     catalog = _grown()
     for command in (
         commands.DecommissionServer(server_id, INITIAL[ServerId(1)]),

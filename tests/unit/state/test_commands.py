@@ -23,6 +23,8 @@ EXAMPLES = [
     commands.DecommissionServer(4, b"n" * 16, is_leaving=False),
     commands.DrainServers([1, 2, 3], 32, 1000),
     commands.RemoveServer(4, b"n" * 16),
+    commands.DecommissionVoter(1, b"o" * 16),
+    commands.MoveVotes([2, 3, 4]),
     commands.ReplaceReplicas(3, b"n" * 16, [commands.LostReplica(9, 1)]),
     commands.AlterTopicConfigs([commands.ConfigChange("t", {"b": "1", "a": "2"}, ["c"], True)]),
     commands.AlterResourceConfigs([(4, commands.ConfigChange("", {"a": "1"}))]),

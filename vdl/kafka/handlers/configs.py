@@ -328,10 +328,10 @@ def _own_entry(name: str, layer: Layer) -> Entry:
 def _of_the_cluster(ctx: RequestContext) -> dict[str, Layer]:
     """Return the settings that were fixed when the cluster was formed.
 
-    Kafka's internal topics are its coordinators, each a Raft group of the first servers.
+    Kafka's internal topics are its coordinators, each a Raft group of as many servers.
     """
     catalog = ctx.server.host.catalog
-    replicas = max(1, len(catalog.initial_voters))
+    replicas = max(1, len(catalog.voters))
     values = {
         REPLICAS_SETTING: ctx.server.config.replicas_per_server_max,
         "offsets.topic.num.partitions": catalog.coordinator_groups,

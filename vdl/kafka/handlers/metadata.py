@@ -93,9 +93,9 @@ class View:
         self.leaderless = 0
         """Partitions in the answer without a known leader."""
         host = ctx.server.host
-        voters = host.catalog.initial_voters
+        voters = host.catalog.voters
         self.alive = set(host.alive_servers())
-        self.is_cut_off = 2 * len(self.alive & voters.keys()) <= len(voters)
+        self.is_cut_off = 2 * len(self.alive.intersection(voters)) <= len(voters)
         """True if this server is linked to no majority of the catalog's voters, so the set of
         running servers is unknown. Then all servers are listed: clients that receive only this
         server (sarama, kafka-python, Java) forget the others and never contact them."""

@@ -137,7 +137,7 @@ def _asked_for(
     """Return group ids by topic and partition, of the requested partitions that exist."""
     found: dict[str, dict[int, GroupId]] = {}
     if request.topics is None:
-        for group_id in catalog.moves:
+        for group_id in catalog.moves.keys() & catalog.groups.keys():
             info = catalog.groups[group_id]
             found.setdefault(info.topic, {})[info.partition] = group_id
         return found

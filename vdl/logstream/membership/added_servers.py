@@ -13,14 +13,17 @@ A server joins in four steps. Each follows from state, so that any of them may b
 A server leaves in three. The catalog's leader takes one each second, by what the applied catalog
 says, and remembers nothing:
 
-1. `DecommissionServer` marks the server as leaving. It gets no new replica.
-2. `DrainServers` begins to reassign its partitions, a limited number at a time (`reassignment.py`).
-3. When no group lists it, `RemoveServer` retires its directory. Links to it are refused.
+1. `DecommissionServer` marks the server as leaving. It gets no new replica. For one of the first
+   servers that is `DecommissionVoter`.
+2. `MoveVotes` gives its votes in the catalog and the coordinators to another server, as in a
+   reassignment. `DrainServers` begins to reassign its partitions, a limited number at a time
+   (`reassignment.py`).
+3. When no group lists it, `RemoveServer` retires its directory. Links to it are refused. Until then
+   it has a replica of the catalog, which does not vote, so it learns of its removal.
 
-Majorities overlap throughout. The voters of the catalog and of the coordinators do not change.
-Those of a partition change as in every reassignment, and the catalog lists the server until the
-partition's own log says that it has left. So no group counts a removed server's vote, and no group
-needs it.
+Majorities overlap throughout: the members of each group change as in every reassignment, and the
+catalog lists the server until the group's own log says that it has left. So no group counts a
+removed server's vote, and no group needs it.
 
 Does not depend on how a request reached this server.
 """
@@ -28,13 +31,13 @@ Does not depend on how a request reached this server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ids import ServerId
-from rpc.hello import VERSION_OF_ADDED_SERVERS, Hello
+from ids import GroupId, ServerId
+from rpc.hello import VERSION_OF_ADDED_SERVERS, VERSION_OF_MOVED_VOTES, Hello
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
@@ -43,11 +46,12 @@ from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.added_servers import AddedServer, why_not_added
-from vdl.state.catalog import GroupInfo
 from vdl.state.commands import (
     AdmitServer,
     DecommissionServer,
+    DecommissionVoter,
     DrainServers,
+    MoveVotes,
     RemoveServer,
     ReplaceServer,
 )
@@ -183,8 +187,45 @@ class AddedServers:
         if error is not ErrorCode.NONE:
             done(error, complaint)
             return
-        directory_id = self._state.catalog.added[server_id].directory_id
-        self._request(DecommissionServer(server_id, directory_id, is_leaving), deadline_ns, done)
+        directory_id = self._state.catalog.directory_of(server_id)
+        assert directory_id is not None, server_id
+        if server_id in self._state.catalog.added:
+            leaves = DecommissionServer(server_id, directory_id, is_leaving)
+            self._request(leaves, deadline_ns, done)
+        elif not is_leaving:
+            done(ErrorCode.NONE, "")  # it stays
+        elif complaint := self._why_votes_stay(server_id):
+            done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
+        else:
+            self._request(DecommissionVoter(server_id, directory_id), deadline_ns, done)
+
+    @property
+    def _know_moved_votes(self) -> bool:
+        """True if every server knows `DecommissionVoter`: the log has had one."""
+        catalog = self._state.catalog
+        return catalog.votes_moved or not catalog.founders.keys().isdisjoint(catalog.added)
+
+    def _why_votes_stay(self, server_id: ServerId) -> str:
+        """Return why the votes of a server cannot be moved now; empty if they can.
+
+        As for `_why_not_now`, all must be there to say their version, except the one that leaves:
+        it may be gone for good.
+        """
+        if self._know_moved_votes:
+            return ""
+        state, catalog = self._state, self._state.catalog
+        for other in sorted(catalog.founders.keys() | catalog.added.keys()):
+            if other == state.server_id:
+                continue
+            peer = state.alive.get(other)
+            if peer is None and other != server_id:
+                return (
+                    f"server {other} is not connected: before the first removal of a server with "
+                    "which the cluster began, all others must be"
+                )
+            if peer is not None and peer.version < VERSION_OF_MOVED_VOTES:
+                return f"server {other} runs a version in which these servers cannot be removed"
+        return ""
 
     def _request(self, command: Any, deadline_ns: int, done: Done) -> None:
         def ended(outcome: Outcome) -> None:
@@ -211,9 +252,12 @@ class AddedServers:
                 "the addresses of the cluster's servers, and wait until it logs "
                 "waiting_to_be_added"
             )
-        if hello.version < VERSION_OF_ADDED_SERVERS:
+        moved = self._know_moved_votes
+        if hello.version < (VERSION_OF_MOVED_VOTES if moved else VERSION_OF_ADDED_SERVERS):
             return f"server {server_id} runs a version that cannot be added"
-        for other in state.catalog.initial_voters:
+        if moved:
+            return ""
+        for other in state.catalog.founders:
             if other == state.server_id:
                 continue
             peer = state.alive.get(other)
@@ -233,8 +277,13 @@ class AddedServers:
         if self._is_proposing or not state.catalog_group.serving:
             return
         leaving = catalog.leaving
+        linked = sorted([state.server_id, *state.alive])
+        votes = MoveVotes(linked)
+        if catalog.votes_plan(votes) != catalog.voters:
+            self._propose(votes)
+            return
         for server_id in sorted(leaving):
-            if not catalog.held_by(server_id):
+            if not catalog.held_by(server_id) and not catalog.has_votes(server_id):
                 directory_id = catalog.added[server_id].directory_id
                 state.log.info("removes_server", server=server_id)
                 self._propose(RemoveServer(server_id, directory_id))
@@ -242,7 +291,6 @@ class AddedServers:
         if not leaving:
             return
         # A full disk takes a partition only if no other server can, like one that is down.
-        linked = sorted([state.server_id, *state.alive])
         able = list(filter(self._has_room, linked)) or linked
         drains = DrainServers(able, MOVES_MAX, self.replicas_max())
         if catalog.drain_plan(drains):
@@ -282,15 +330,15 @@ class AddedServers:
             if not catalog.is_member(hello.server_id)
         ]
         leading = Counter(self._liveness.leader_of(group_id)[0] for group_id in catalog.groups)
-        for server_id in catalog.initial_voters.keys() | catalog.added.keys():
+        for server_id in catalog.founders.keys() | catalog.added.keys():
             added, known = catalog.added.get(server_id), catalog.servers.get(server_id)
             standing = Standing.MEMBER if known is not None else Standing.JOINING
             one = ServerStanding(
                 server_id,
                 Standing.LEAVING if added is not None and added.is_leaving else standing,
-                is_voter=added is None,
+                is_voter=server_id in catalog.voters,
                 is_connected=server_id in (state.server_id, *state.alive, *state.newcomers),
-                address="" if added is None else f"{added.host}:{added.port}",
+                address=f"{added.host}:{added.port}" if added is not None and added.host else "",
                 directory_id=self._directory_of(server_id),
                 rack="" if known is None else known.rack,
                 replicas=len(catalog.held[server_id]),
@@ -328,23 +376,32 @@ class AddedServers:
             return "catalog", "it has no leader" + self._missing_of(
                 replica.server_id for replica in self._state.catalog.replicas(CATALOG_GROUP)
             )
+        catalog = self._state.catalog
+        voting = [
+            GroupId(group_id)
+            for group_id in range(1 + catalog.coordinator_groups)
+            if any(replica.server_id == server_id for replica in catalog.listed(GroupId(group_id)))
+        ]
+        held = [info.group_id for info in catalog.held_by(server_id)[:EXAMINED_MAX]]
         found = ("", "")
-        for info in self._state.catalog.held_by(server_id)[:EXAMINED_MAX]:
-            reason, is_stuck = self._why_here(server_id, info)
+        for group_id in voting + held:
+            reason, is_stuck = self._why_here(server_id, group_id)
             if is_stuck or not found[0]:
-                found = f"{info.topic}-{info.partition}", reason
+                found = self._state.name_of(group_id), reason
             if is_stuck:
                 break
         return found
 
-    def _why_here(self, server_id: ServerId, info: GroupInfo) -> tuple[str, bool]:
-        """Return why a partition still has a replica on a server; True: it cannot move now."""
-        state, group_id = self._state, info.group_id
+    def _why_here(self, server_id: ServerId, group_id: GroupId) -> tuple[str, bool]:
+        """Return why a group still has a replica on a server; True: it cannot move now."""
+        state = self._state
         if self._liveness.leader_of(group_id)[0] < 0:
             listed = self._state.catalog.listed(group_id)
             return "it has no leader" + self._missing_of(one.server_id for one in listed), True
-        servers = [replica.server_id for replica in info.replicas]
+        servers = [replica.server_id for replica in state.catalog.replicas(group_id)]
         if server_id in servers:
+            if group_id in state.system_groups:
+                return self._why_votes_not_begun(servers)
             return self._why_not_begun(servers)
         adding = set(servers).difference(state.catalog.move(group_id).origin)
         for server in sorted(adding):
@@ -363,6 +420,12 @@ class AddedServers:
         if not missing:
             return ""
         return f" (not connected: {', '.join(map(str, missing))})"
+
+    def _why_votes_not_begun(self, servers: Sequence[ServerId]) -> tuple[str, bool]:
+        catalog = self._state.catalog
+        if catalog.servers.keys() - catalog.leaving - set(servers):
+            return "its votes are about to be given to another server", False
+        return "no other server can take its votes: add one", True
 
     def _why_not_begun(self, servers: list[ServerId]) -> tuple[str, bool]:
         catalog, limit = self._state.catalog, self.replicas_max()

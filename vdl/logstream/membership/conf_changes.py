@@ -13,8 +13,9 @@ The catalog applied at the leader may for a while be older than the members, aft
 it lags. A member with a later number than the wanted replica of the same server shows that; then
 the leader waits.
 
-An *observer* is a wanted replica that never votes: a server that was added to the cluster has such
-a replica of the catalog. It is added as a learner and stays one, so no majority depends on it.
+An *observer* is a wanted replica that does not vote: a server that was added to the cluster has
+such a replica of the catalog. It is added as a learner and stays one, so no majority depends on it.
+A leaving voter of the catalog becomes an observer instead of being removed.
 
 Does not depend on the reason of a replacement, messages or time.
 """
@@ -60,7 +61,7 @@ def next_change(
     for member in sorted(members):
         if member in observing and member in membership.learners:
             continue
-        # A leaving learner was cancelled: nothing depends on it.
+        # A leaving learner was cancelled, and nothing depends on it.
         if member not in wanted and (member not in leaving or member in membership.learners):
             return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     for member in (*sorted(wanted), *sorted(observing)):
@@ -73,7 +74,9 @@ def next_change(
     if node.id in wanted and have_come and can_take_over(node, wanted, has_caught_up):
         # Lagging replicas first: they are of no use.
         for member in sorted(leaving, key=lambda member: (has_caught_up(member), member)):
-            if member in members:
+            if member in membership.incoming and member in observing:
+                return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
+            if member in members and member not in observing:
                 return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     return None
 

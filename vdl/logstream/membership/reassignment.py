@@ -67,7 +67,9 @@ class Reassignment:
         if node.id in group.leaving:
             if can_take_over(node, group.placement, has_caught_up):
                 self._transfers.hand_to_wanted(group)
-        elif membership.learners or membership.incoming != frozenset(group.placement):
+        elif not membership.learners <= group.observers or membership.incoming != frozenset(
+            group.placement
+        ):
             return
         elif group.revision < group.wanted_revision:
             self._write(group)

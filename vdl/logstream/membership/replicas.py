@@ -1,7 +1,8 @@
 """The replicas of this server: created, replaced and deleted according to the catalog.
 
-The initial replicas of the catalog and the coordinators come from the birth record. All others come
-only from the *applied* catalog: a replica is created when the catalog lists it here, and deleted
+The initial replicas of the catalog and the coordinators come from the birth record, when this
+directory is first opened and never again: it may have deleted them since. All others come only from
+the *applied* catalog: a replica is created when the catalog lists it here, and deleted
 only when an applied catalog of this cluster has assigned its group id and does not list it (a
 catalog that lags must not delete replicas of groups that it does not know yet).
 
@@ -134,12 +135,16 @@ class Replicas:
 
     # --- catalog and coordinators ------------------------------------------------------------
     def open_system(self) -> None:
-        """Open catalog and coordinators; an initial voter creates their logs at its first start."""
+        """Open catalog and coordinators; an initial voter creates their logs at its first start.
+
+        A directory that has the catalog has had coordinators: the catalog says which are missing.
+        """
         self._takes_part = True
+        is_first_start = self.is_initial_voter and CATALOG_GROUP not in self._logs
         for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
-            elif self.is_initial_voter:
+            elif is_first_start:
                 self._create(group_id, FIRST_REPLICA, self._system_created)
 
     def number_received(self, number: ReplicaNumber) -> None:
@@ -149,9 +154,20 @@ class Replicas:
             self._create(CATALOG_GROUP, number, self._system_created)
 
     def _system_created(self, log: storage.Log) -> None:
+        if self.is_known and not self._is_listed(log.group_id):
+            self._delete(log)  # the votes have moved on in the meantime
+            return
         self._start_system(log)
         if self.is_known:
             self._ensure_system(log.group_id)
+
+    def _is_listed(self, group_id: GroupId) -> bool:
+        """Return True if the applied catalog lists a replica of the group here.
+
+        The replica of the catalog is kept as long as the directory: without it, nothing is known.
+        """
+        number = self._catalog.replica_number(group_id, self._server_id)
+        return group_id == CATALOG_GROUP or bool(number)
 
     def _ensure_system(self, group_id: GroupId) -> None:
         """Create the catalog or coordinator replica that the catalog lists here, if it is new."""
@@ -243,9 +259,7 @@ class Replicas:
             if group_id not in self._creating:
                 self._ensure(info, catalog.replica_number(group_id, self._server_id))
         for group_id, log in list(self._logs.items()):
-            if group_id <= self._record.coordinator_groups or group_id >= catalog.next_group_id:
-                continue
-            if not catalog.replica_number(group_id, self._server_id):
+            if group_id < catalog.next_group_id and not self._is_listed(group_id):
                 self._delete(log)
 
     def _ensure(self, info: GroupInfo, number: ReplicaNumber) -> None:

@@ -163,8 +163,8 @@ def waiting(state: HostState) -> list[ServerId]:
 
 
 def lacks_quorum(state: HostState) -> bool:
-    """Return True if this server is linked to no majority of the initial servers."""
-    registered = state.catalog.servers.keys() & state.catalog.initial_voters.keys()
+    """Return True if this server is linked to no majority of the catalog's voters."""
+    registered = state.catalog.servers.keys() & set(state.catalog.voters)
     return 2 * len(registered & linked(state)) <= len(registered)
 
 

@@ -13,9 +13,10 @@ directory. With it both come to the same result:
   first one is linked, the second one is refused (`rpc/links.py`). When it is gone, the second one's
   directory is out of date, like any other copy.
 
-A starting server takes no part before it was compared with every other server, or an election
-timeout has passed: servers that do not run, or cannot be reached, must not delay the others. A peer
-that is linked later reports its mark then.
+A starting server takes no part before it was compared with every voter of the catalog, as its disk
+knows them (`membership/known_servers.py`), or an election timeout has passed: servers that do not
+run, or cannot be reached, must not delay the others. A peer that is linked later reports its mark
+then.
 
 Not detected: a directory whose mark no running peer has; entries acknowledged after the last
 heartbeat; a directory that was started more than `BOOTS_MAX` times since.
@@ -23,7 +24,7 @@ heartbeat; a directory that was started more than `BOOTS_MAX` times since.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -95,14 +96,13 @@ class JournalMarks:
         """Number of the mark for which this directory was retired; 0: none."""
 
     # --- start ----------------------------------------------------------------------------------
-    def compare_first(self, take_part: Callable[[], None]) -> None:
-        """Call `take_part` once every reachable server was compared with this one.
+    def compare_first(self, take_part: Callable[[], None], voters: Collection[ServerId]) -> None:
+        """Call `take_part` once every reachable one of these servers was compared with this one.
 
         Also for a directory without logs: it may be a copy made before they were created.
         """
         state = self._state
-        voters = {server for server, _ in state.record.initial_voters}
-        self._awaited = voters - {state.server_id}
+        self._awaited = set(voters) - {state.server_id}
         if not self._awaited:
             take_part()
             return
@@ -135,9 +135,9 @@ class JournalMarks:
         state = self._state
         if directory_id == state.store.directory_id:
             return state.server_id
-        voters = {server for server, _ in state.record.initial_voters}
         catalog = state.catalog
-        for server in sorted(voters | catalog.servers.keys() | catalog.added.keys()):
+        members = catalog.founders.keys() | catalog.servers.keys() | catalog.added.keys()
+        for server in sorted(members):
             if state.catalog.directory_of(server) == directory_id:
                 return server
         return None

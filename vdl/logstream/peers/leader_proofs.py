@@ -45,11 +45,11 @@ class LeaderProofs:
 
         A client that has just lost its server connects to another one at once, before that one has
         noticed. True: a majority of the catalog's voters answered now, this server included if it
-        is one. Servers that were added later do not count: without those voters they decide nothing
-        about the cluster, and however many of them are gone, it goes on.
+        is one. Other servers do not count: without those voters they decide nothing about the
+        cluster, and however many of them are gone, it goes on.
         """
         state = self._state
-        voters = state.catalog.initial_voters
+        voters = state.catalog.voters
         waiting = 1 + len(state.alive)
         heard = 0
 

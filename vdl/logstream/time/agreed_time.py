@@ -113,7 +113,7 @@ class AgreedTime:
 
         `servers`: number of servers whose clocks count, which is fixed when the cluster is born: a
         majority of them overlaps with every other majority. `counts_own`: True if this server is
-        one of them.
+        one of them at first.
         """
         self._counts_own = counts_own
         self._majority = servers // 2 + 1
@@ -147,6 +147,12 @@ class AgreedTime:
         """End a session: the server's clock is unknown from now on."""
         self._peers.pop(peer, None)
         self._clocks_changed()
+
+    def count_own(self, counts: bool) -> None:
+        """Count the clock of this server from now on, or no more."""
+        if counts != self._counts_own:
+            self._counts_own = counts
+            self._clocks_changed()
 
     def received(
         self, peer: ServerId, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int

@@ -6,6 +6,8 @@ stamped or deleted.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ids import ServerId
 from vdl.clock import Clock
 from vdl.log import Log
@@ -15,13 +17,14 @@ from vdl.logstream.time.agreed_time import AWAY_MS, AgreedTime
 class ClusterTime:
     """The agreed time of one server."""
 
-    __slots__ = ("_agreed", "_clock", "_disagrees", "_log")
+    __slots__ = ("_agreed", "_clock", "_disagrees", "_log", "_voters")
 
     def __init__(
-        self, clock: Clock, *, servers: int, counts_own: bool = True, hold_ms: int, log: Log
+        self, clock: Clock, *, voters: Collection[ServerId], own: ServerId, hold_ms: int, log: Log
     ) -> None:
-        """See `AgreedTime`."""
-        self._agreed = AgreedTime(servers, counts_own=counts_own, hold_ms=hold_ms)
+        """See `AgreedTime`. `voters`: the servers whose clocks count at first; `own`: this one."""
+        self._agreed = AgreedTime(len(voters), counts_own=own in voters, hold_ms=hold_ms)
+        self._voters = frozenset(voters)
         self._clock = clock
         self._log = log
         self._disagrees = False
@@ -52,6 +55,23 @@ class ClusterTime:
     def moves_forward(self) -> int:
         """See `AgreedTime.moves_forward`."""
         return self._agreed.moves_forward
+
+    def follow(
+        self, voters: Collection[ServerId], own: ServerId, linked: Collection[ServerId]
+    ) -> None:
+        """Count the clocks of these voters of the catalog, which are as many as before.
+
+        A server that gave its vote to another no longer counts, and the other does from now on.
+        """
+        after = frozenset(voters)
+        if after == self._voters:
+            return
+        before, self._voters = self._voters, after
+        for server_id in sorted(before - after):
+            self._agreed.unlinked(server_id)
+        for server_id in sorted((after - before).intersection(linked)):
+            self._agreed.linked(server_id)
+        self._agreed.count_own(own in after)
 
     def linked(self, server_id: ServerId) -> None:
         """Start a session with a server whose clock counts."""
