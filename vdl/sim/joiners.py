@@ -2,18 +2,19 @@
 
 Machines beside the initial ones start with empty disks and wait. The operator sends a request to a
 server that is drawn among those that run, at any time and without waiting for the last one to end:
-the next may come at any point of it. Partitions are moved to an added server, some of them to lead
-there. It may get another address, which the operator reports later. A machine whose server was
-removed gets an empty disk and waits again; one that lost its disk is added again.
+the next may come at any point of it. Any server may be removed, also one with which the cluster
+began. Partitions are moved to an added server, some of them to lead there. It may get another
+address, which the operator reports later. A machine whose server was removed gets an empty disk,
+and a file with the servers that are there, and waits again; one that lost its disk is added again.
 
 Rules, from the logs' membership changes and the disks:
 
 * A server that waits has no birth record and no log.
 * No group has a member on a server that was never added, or that was removed, or of which the
   catalog lists no replica there.
-* An added server has no vote in the catalog or in a coordinator.
-* In the end no server is about to join or to leave, and every server dials the added ones at their
-  present address, and those that were removed nowhere.
+* No server votes in the catalog or in a coordinator of which the catalog lists no vote there.
+* In the end no server is about to join or to leave, no votes move, and every server dials the added
+  ones at their present address, and those that were removed nowhere.
 
 Does not depend on faults or on how replicas move.
 """
@@ -21,12 +22,14 @@ Does not depend on faults or on how replicas move.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
 from ids import GroupId, ServerId
 from rpc.links import Links
 from vdl.clock import MS
+from vdl.config.values import Address
 from vdl.errors import ErrorCode
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
@@ -54,6 +57,8 @@ READDRESSED = 0.1
 """Chance that an added server gets another address instead of being removed."""
 FILLED = 0.6
 """Chance that partitions are moved to an added server that has none instead."""
+ANY = 0.5
+"""Chance that a request concerns any of the servers, not only those beside the initial ones."""
 FIRST = 0.4
 """Chance that such a partition prefers it as its leader."""
 
@@ -109,7 +114,7 @@ class Joiners:
         self._schedule()
         rng = self._rng
         running = [m for m in self._machines if m.server is not None and m.server.host is not None]
-        joiner = rng.choice(self._joiners)
+        joiner = rng.choice(self._machines if rng.random() < ANY else self._joiners)
         draw = rng.random()
         if not running:
             return
@@ -121,7 +126,7 @@ class Joiners:
     def _finish(self) -> None:
         """Add servers that wait since they lost their disk, and report their addresses."""
         self._time.after(AGAIN_NS, self._finish)
-        for joiner in self._joiners:
+        for joiner in self._machines:
             for machine in self._machines:
                 host = machine.server.host if machine.server is not None else None
                 if host is not None and (
@@ -137,32 +142,49 @@ class Joiners:
         assert host is not None, asked.name
         if _is_out(host, joiner):
             joiner.wipe()
+            self._write_file(host, joiner)
+            joiner.start()
+            return
+        if joiner.server is not None and _is_lost(host, joiner):
+            joiner.kill()
+            self._write_file(host, joiner)
             joiner.start()
             return
         self._time.enter(asked.life.clock)
         self._request(host, joiner, draw, is_waiting=_waits_at(asked, joiner))
         self._time.enter(None)
 
+    def _write_file(self, host: Host, joiner: Machine) -> None:
+        """Name the servers that are there in a machine's file: the first ones may be gone."""
+        seeds = {
+            machine.server_id: Address(machine.name, machine.peer_port)
+            for machine in self._machines
+            if machine is not joiner and host.catalog.is_member(machine.server_id)
+        }
+        joiner.config = replace(joiner.config, seeds=seeds)
+
     def _request(self, host: Host, joiner: Machine, draw: float, *, is_waiting: bool) -> None:
         server_id, servers, rng = joiner.server_id, host.added_servers, self._rng
         added = host.catalog.added.get(server_id)
         deadline_ns = host.clock.now_ns() + REQUEST_NS
-        if added is None or is_waiting or _is_elsewhere(host, joiner):
+        is_founder = server_id in host.catalog.founders
+        if (added is None and not is_founder) or is_waiting or _is_elsewhere(host, joiner):
             done = partial(self._answered, f"add {server_id}")
             servers.admit(
                 server_id, joiner.name, joiner.peer_port, deadline_ns=deadline_ns, done=done
             )
             return
-        if not added.is_leaving and rng.random() < READDRESSED:
+        leaves = added is not None and added.is_leaving
+        if not leaves and not is_founder and rng.random() < READDRESSED:
             joiner.kill()
             joiner.peer_port = PEER_PORT if joiner.peer_port != PEER_PORT else OTHER_PEER_PORT
             joiner.start()
             return
         is_empty = not host.catalog.held[server_id]
-        if is_empty and not added.is_leaving and rng.random() < FILLED:
+        if is_empty and not leaves and rng.random() < FILLED:
             self._fill(host, server_id, deadline_ns)
             return
-        is_leaving = not added.is_leaving or draw >= RESTORED
+        is_leaving = not leaves or draw >= RESTORED
         servers.decommission(
             server_id,
             is_leaving=is_leaving,
@@ -197,18 +219,18 @@ class Joiners:
             return  # a server that does not run has a newer catalog
         catalog = newest.catalog
         self._ever |= catalog.added.keys()
-        initial = catalog.initial_voters.keys()
         for machine in self._joiners:
             host = machine.server.host if machine.server is not None else None
             if host is not None and machine.server_id not in self._ever:
                 self._violate("uninvited", f"{machine.name} takes part, and was never added")
-        members = initial | catalog.added.keys()
+        members = catalog.founders.keys() | catalog.added.keys()
         groups = [GroupId(g) for g in range(1 + newest.coordinator_count)]
         for group_id in groups:
-            for replica in self._raft.group(group_id).membership.voters():
-                if server_of(replica) not in initial:
+            listed = {replica.server_id for replica in catalog.listed(group_id)}
+            for replica in self._raft.group(group_id).applied_membership.voters():
+                if server_of(replica) not in listed:
                     self._violate("observer-votes", f"{server_of(replica)} in group {group_id}")
-        for group_id in catalog.groups:
+        for group_id in (*groups[1:], *catalog.groups):
             listed = {replica.server_id for replica in catalog.listed(group_id)}
             for replica in self._raft.group(group_id).applied_membership.members():
                 server_id = server_of(replica)
@@ -223,20 +245,24 @@ class Joiners:
             for added in host.catalog.added.values():
                 if added.is_leaving or added.server_id not in host.catalog.servers:
                     return f"server {added.server_id} is about to join or leave"
-        for machine in self._joiners:
+            if any(group_id <= host.coordinator_count for group_id in host.catalog.open_moves):
+                return f"votes move, as server {host.server_id} has applied it"
+        for machine in self._machines:
             server = machine.server
             if server is None:
                 return f"{machine.name} does not run"
-            is_member = any(machine.server_id in host.catalog.added for host in hosts)
+            is_member = any(host.catalog.is_member(machine.server_id) for host in hosts)
+            if not is_member and any(_is_lost(host, machine) for host in hosts):
+                continue  # it finds nobody who would tell it
             known = ServerState.SERVING if is_member else (ServerState.WAITING, ServerState.REMOVED)
             if server.state not in (known if isinstance(known, tuple) else (known,)):
                 return f"{machine.name} is {server.state.value}"
-        return next(filter(None, (_wrongly_dialled(host, self._joiners) for host in hosts)), "")
+        return next(filter(None, (_wrongly_dialled(host, self._machines) for host in hosts)), "")
 
     def takes_part(self, machine: Machine) -> bool:
         """Return True unless the machine's server waits to be added, or was removed."""
         server = machine.server
-        if server is None or machine not in self._joiners:
+        if server is None:
             return True
         if server.waits_to_be_added or server.state is ServerState.REMOVED:
             return False
@@ -259,7 +285,7 @@ class Joiners:
 def _is_elsewhere(host: Host, joiner: Machine) -> bool:
     """Return True if the catalog has another address for an added server than it has now."""
     added = host.catalog.added.get(joiner.server_id)
-    return added is not None and added.port != joiner.peer_port
+    return added is not None and bool(added.host) and added.port != joiner.peer_port
 
 
 def _is_out(host: Host, joiner: Machine) -> bool:
@@ -268,7 +294,15 @@ def _is_out(host: Host, joiner: Machine) -> bool:
     if server is None or server.state is ServerState.REMOVED:
         return server is not None
     removed = host.catalog.is_removed(joiner.server_id, server.store.directory_id)
-    return removed and server.waits_to_be_added
+    return removed and (server.waits_to_be_added or _is_lost(host, joiner))
+
+
+def _is_lost(host: Host, joiner: Machine) -> bool:
+    """Return True if a machine is not in the cluster, and its file names nobody who is."""
+    catalog = host.catalog
+    return not catalog.is_member(joiner.server_id) and not any(
+        catalog.is_member(server_id) for server_id in joiner.config.seeds
+    )
 
 
 def _wrongly_dialled(host: Host, joiners: Sequence[Machine]) -> str:
@@ -276,6 +310,8 @@ def _wrongly_dialled(host: Host, joiners: Sequence[Machine]) -> str:
     transport, catalog = host.state.transport, host.catalog
     assert isinstance(transport, Links), transport
     for joiner in joiners:
+        if joiner.server_id in catalog.founders:
+            continue  # its address is in the file
         peer = transport._peers.get(joiner.server_id)
         address = None if peer is None else peer.address
         is_added = joiner.server_id in catalog.added and joiner.server_id != host.server_id

@@ -139,10 +139,11 @@ def _leads_catalog(machine: Machine) -> bool:
 
 
 def _has_replicas(world: Target, host: Host, machine: Machine) -> bool:
-    """Return True if a partition has, or is about to have, a voter on the machine."""
-    if host.catalog.held[machine.server_id]:
+    """Return True if a group has, or is about to have, a voter on the machine."""
+    catalog = host.catalog
+    if catalog.held[machine.server_id] or catalog.has_votes(machine.server_id):
         return True
     return any(
         machine.server_id in map(server_of, world.raft.group(group_id).membership.voters())
-        for group_id in host.catalog.groups
+        for group_id in (*range(1 + host.coordinator_count), *catalog.groups)
     )

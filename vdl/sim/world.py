@@ -236,7 +236,7 @@ class World:
         self.env = Env(
             network=self.network,
             make_clock=self._client_clock,
-            bootstrap=[(machine.name, KAFKA_PORT) for machine in self.initial],
+            bootstrap=[(machine.name, KAFKA_PORT) for machine in self.machines],
             recorder=self.recorder,
             options=options,
             topic=TOPIC,
