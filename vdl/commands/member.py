@@ -75,7 +75,7 @@ def add(*, server: int, peer: str, wait: bool, as_json: bool, connection: Connec
 @json_option
 @connection_options()
 def remove(*, server: int, wait: bool, as_json: bool, connection: Connection) -> None:
-    """Move all partitions away from an added server, then remove it from the cluster.
+    """Move all partitions and votes away from a server, then remove it from the cluster.
 
     It goes on when this command is interrupted; `vdl member restore` ends it. The server may be
     stopped once it is removed.

@@ -33,7 +33,8 @@ class Host:
                 for group_id in range(FIRST_PARTITION, count)
             },
             servers={1: None},
-            initial_voters={1: 1 << 16 | 1},
+            founders={1: 1 << 16 | 1},
+            voters=(1,),
         )
         self.state = SimpleNamespace(
             server_id=1,

@@ -117,7 +117,7 @@ def test_move_that_would_leave_one_durable_copy_is_not_made() -> None:
 @pytest.mark.parametrize(
     ("server", "replicas", "reason"),
     [
-        (1, (1, 2, 3), "server 1 has replicas of the catalog"),
+        (1, (1, 2, 3, 4), "t-0 has 4 replicas, but only 3 servers would remain"),
         (9, (1, 2, 3), "server 9 is not registered"),
         (4, (1, 2, 3, 4), "t-0 has 4 replicas, but only 3 servers would remain"),
     ],
@@ -128,6 +128,21 @@ def test_removal_that_the_catalog_refuses_has_no_steps(
     plan = _planner(_cluster([replicas], servers=4)).remove(ServerId(server))
     assert reason in plan.refused
     assert not plan.steps
+
+
+def test_removal_of_a_voter_first_gives_its_votes_to_a_server_that_is_there() -> None:
+    """Without a fourth server nobody could take them, and nothing is begun."""
+    refused = _planner(_cluster([(1, 2, 3)], servers=3)).remove(ServerId(1))
+    assert "only 2 other servers stay: add a server first" in refused.refused
+    assert not refused.steps
+    plan = _planner(_cluster([(1, 2, 3)], servers=6, down=(4,))).remove(ServerId(1))
+    votes = "give the votes of server 1 in the catalog and the coordinators to server 5"
+    assert [one.title for one in plan.steps] == [votes, "drain server 1", "remove server 1"]
+    assert not plan.blocked
+    racks = dict.fromkeys((2, 3, 5), "a")
+    near = _planner(_cluster([(1, 2, 3)], servers=6, racks=racks)).remove(ServerId(1))
+    assert near.steps[0].title.endswith("to server 4")
+    assert "2 of the 3 servers that have the catalog" in near.notes[-1]
 
 
 def test_addition_balances_over_the_new_servers_on_their_hosts() -> None:

@@ -52,21 +52,40 @@ class CatalogCopy:
 
     def register(self, server: ServerId, rack: str) -> None:
         """Let a server serve clients."""
-        is_voter = server in self.catalog.initial_voters
+        is_voter = server in self.catalog.voters
         self._apply(commands.RegisterServer(server, directory_of(server), rack, {}, is_voter))
 
     def decommission(self, server: ServerId) -> str:
         """Begin to remove a server. Return why that is refused, empty if it is not."""
-        command = commands.DecommissionServer(server, directory_of(server), is_leaving=True)
+        command: commands.Command = commands.DecommissionVoter(server, directory_of(server))
+        if server in self.catalog.added:
+            command = commands.DecommissionServer(server, directory_of(server), is_leaving=True)
         message: str = self._apply(command).message
         for topic, partition in self.where.values():
             message = message.replace(f"{_name((topic, partition))}-0", f"{topic}-{partition}")
         return message
 
+    def move_votes(self, server: ServerId, able: Sequence[ServerId]) -> ServerId | None:
+        """Give the votes of a leaving server to another, as the catalog's leader would now.
+
+        Return the other one; None if it has no votes, or nobody can take them. `able`: the servers
+        that are there.
+        """
+        before = self.catalog.voters
+        self._apply(commands.MoveVotes(list(able)))
+        return next(
+            (
+                new
+                for old, new in zip(before, self.catalog.voters, strict=True)
+                if old == server != new
+            ),
+            None,
+        )
+
     def in_progress(self) -> list[tuple[GroupId, tuple[ServerId, ...]]]:
         """Return the groups that are being moved, and their replicas of before."""
-        moves = self.catalog.moves
-        return [(group, tuple(moves[group].origin)) for group in sorted(self.catalog.open_moves)]
+        moves, open_moves = self.catalog.moves, self.catalog.open_moves & self.where.keys()
+        return [(group, tuple(moves[group].origin)) for group in sorted(open_moves)]
 
     def drain(self, command: commands.DrainServers) -> list[tuple[GroupId, tuple[ServerId, ...]]]:
         """Begin what the catalog's leader would begin now. Return groups and their replicas of

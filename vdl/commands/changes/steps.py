@@ -15,7 +15,7 @@ Pure: time and rates are arguments.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ids import GroupId, ServerId
@@ -116,6 +116,9 @@ class Planner:
             return plan
         able = [one.id for one in self._live.servers.values() if one.is_up and not one.is_full]
         drain = DrainServers(able, MOVES_MAX, self._replicas_max)
+        if (successor := copy.move_votes(server, able)) is not None:
+            title = f"give the votes of server {server} in the catalog and the coordinators"
+            plan.steps.append(Step(f"{title} to server {successor}"))
         stuck: dict[GroupId, Blocked] = {}
         title, begun = "end moves in progress", copy.in_progress()
         while True:
@@ -140,7 +143,7 @@ class Planner:
                 stuck[group] = Blocked(copy.where[group], reason)
         blocked = [stuck[group] for group in sorted(stuck)]
         plan.steps.append(Step(f"remove server {server}", blocked=blocked))
-        self._note(plan)
+        self._note(plan, voters=copy.catalog.voters)
         return plan
 
     def add(self, servers: Sequence[ServerId], rack: str) -> Plan:
@@ -337,10 +340,17 @@ class Planner:
             return f"no server may have more than {limit} replicas"
         return "others must move first"
 
-    def _note(self, plan: Plan, rooms: Iterable[ServerRoom] | None = None) -> None:
+    def _note(
+        self,
+        plan: Plan,
+        rooms: Iterable[ServerRoom] | None = None,
+        voters: Collection[ServerId] | None = None,
+    ) -> None:
         """Note hosts that would be shared and disks that would be too full. Refuse what no disk has
-        room for."""
+        room for. `voters`: those of the catalog afterwards; None: as now."""
         live = self._live
+        if voters is None:
+            voters = [one.id for one in live.servers.values() if one.member.is_voter]
         known = self._rooms() if rooms is None else rooms
         racks = {**live.racks, **{room.server_id: room.rack for room in known}}
         shared = [c.where for c in plan.changes if shared_hosts(c.after, racks)]
@@ -370,13 +380,8 @@ class Planner:
                 )
             elif added and used > FILL_MAX * room.total_bytes > 0:
                 plan.notes.append(f"the disk of server {room.server_id} would be over 80 % full")
-        voters = Counter(
-            live.racks[one.id]
-            for one in live.servers.values()
-            if one.member.is_voter and one.member.rack
-        )
-        count = sum(one.member.is_voter for one in live.servers.values())
-        for rack, number in sorted(voters.items()):
+        count, of_rack = len(voters), Counter(live.racks.get(one) for one in voters)
+        for rack, number in sorted((r, n) for r, n in of_rack.items() if r):
             if 2 * number >= count > 1:
                 plan.notes.append(
                     f"{number} of the {count} servers that have the catalog and the coordinators "

@@ -164,6 +164,14 @@ def handle_unregister_broker(
     error, complaint = host.catalog.why_no_removal(server_id)
     if error is not ErrorCode.NONE:
         return UnregisterBrokerResponse(error_code=error, error_message=complaint)
+    if server_id not in host.catalog.added or host.catalog.has_votes(server_id):
+        return UnregisterBrokerResponse(
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message=(
+                f"server {server_id} votes in the catalog and the coordinators: use vdl member "
+                "remove"
+            ),
+        )
     if held := host.catalog.held_by(server_id):
         return UnregisterBrokerResponse(
             error_code=ErrorCode.INVALID_REQUEST,

@@ -96,9 +96,18 @@ def test_added_server_without_partitions_is_unregistered() -> None:
     assert catalog.leaving == {4}
 
 
-def test_initial_servers_are_not_unregistered() -> None:
-    """They hold the catalog; an unknown server id is reported as unknown."""
+@pytest.mark.parametrize("is_grown", [False, True])
+def test_voters_are_not_unregistered(is_grown: bool) -> None:
+    """Their votes are moved by `vdl member remove`. An unknown id is reported as unknown."""
     world = World()
+    catalog = world.host.catalog
+    catalog.initial_voters = {ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)}
+    catalog.founders = dict(catalog.initial_voters)
+    catalog.system.voters = tuple(catalog.founders)
+    if is_grown:
+        catalog.apply(commands.AdmitServer(ServerId(4), DirectoryId(b"n" * 16), "h4", 9192), 0, 1)
+        register = commands.RegisterServer(ServerId(4), DirectoryId(b"n" * 16), "", {}, False)
+        catalog.apply(register, 0, 2)
     for server_id, error in (
         (2, ErrorCode.INVALID_REQUEST),
         (9, ErrorCode.BROKER_ID_NOT_REGISTERED),
@@ -107,4 +116,4 @@ def test_initial_servers_are_not_unregistered() -> None:
         answer = world.client().ask(UNREGISTER_BROKER, 0, UnregisterBrokerRequest(server_id))
         assert answer.error_code == error
         assert answer.error_message
-    assert sorted(world.host.catalog.servers) == [1, 2, 3]
+    assert sorted(world.host.catalog.servers) == [1, 2, 3, 4][: 3 + is_grown]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ids import DirectoryId, ServerId
+from ids import ServerId
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
@@ -33,9 +33,7 @@ def named(*names: str, create: bool = True) -> MetadataRequest:
 def world_of_voters() -> World:
     """Return a world whose three servers vote on the catalog."""
     world = World()
-    world.host.catalog.initial_voters = {
-        ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)
-    }
+    world.host.catalog.system.voters = tuple(map(ServerId, (1, 2, 3)))
     return world
 
 
