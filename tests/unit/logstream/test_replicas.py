@@ -51,11 +51,13 @@ class Hosted:
 class Directory:
     """One server's directory, its catalog, and the resulting replicas."""
 
-    def __init__(self, voter: bytes | None = None, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self, voter: bytes | None = None, store: MemoryStore | None = None, coordinators: int = 0
+    ) -> None:
         self.workers = InlineWorkers()
         image = store.image if store is not None else None
         self.store = MemoryStore(self.workers, image=image)
-        record = BirthRecord("c", ((3, voter or self.store.directory_id),), 0)
+        record = BirthRecord("c", ((3, voter or self.store.directory_id),), coordinators)
         state = make_state(3, record=record, store=self.store)
         self.catalog = state.catalog
         self.hosted = Hosted()
@@ -91,6 +93,18 @@ def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
     new.apply(ReplaceServer(3, OTHER, new.store.directory_id))
     assert new.numbers(GROUP) == {2}
     assert new.hosted.running == {0: 2, GROUP: 2}
+
+
+def test_directory_of_the_beginning_is_founded_once() -> None:
+    """What it has deleted since, under numbers that have voted, is not created again (law 6)."""
+    first = Directory(coordinators=1)
+    assert first.hosted.running == {0: 1, 1: 1}
+    (deleted,) = [log for log in first.store.logs.values() if log.group_id == 1]
+    first.store.delete_log(deleted.log_id)
+    first.workers.pump()
+    again = Directory(store=first.store, coordinators=1)
+    assert again.hosted.running == {0: 1}
+    assert again.numbers(1) == set()
 
 
 def test_restart_with_an_older_catalog_keeps_the_newer_replica() -> None:
