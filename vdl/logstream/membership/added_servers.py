@@ -277,6 +277,8 @@ class AddedServers:
         if self._is_proposing or not state.catalog_group.serving:
             return
         leaving = catalog.leaving
+        if not leaving and not catalog.open_moves:
+            return
         linked = sorted([state.server_id, *state.alive])
         votes = MoveVotes(linked)
         if catalog.votes_plan(votes) != catalog.voters:
