@@ -40,7 +40,7 @@ class Set:
         self.ports = {n: {kind: free_port() for kind in kinds} for n in range(1, servers + 1)}
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.contacts: tuple[int, ...] = (1, 2, 3)
-        """Servers that clients are told about."""
+        """Servers whose addresses clients have."""
 
     @property
     def bootstrap(self) -> str:

@@ -201,7 +201,7 @@ class Host:
 
     @cached_property
     def known(self) -> KnownServers:
-        """What the directory knew of the cluster when this process began. Read once, blocks."""
+        """Servers that the directory knew when this process began. Read once, blocks."""
         return known_servers(self.store, self.state.record)
 
     def begin_serving(self) -> None:

@@ -313,7 +313,7 @@ class Server:
         if self.host is None:
             return self.waits_to_be_added or self.config.server_id not in self.config.seeds
         catalog, both = self.host.catalog, {self.config.server_id, hello.server_id}
-        return catalog.votes_moved or not both <= catalog.founders.keys()
+        return catalog.votes_moved or not both <= catalog.first_servers.keys()
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         if self.host is not None:

@@ -167,15 +167,15 @@ class Joiners:
         server_id, servers, rng = joiner.server_id, host.added_servers, self._rng
         added = host.catalog.added.get(server_id)
         deadline_ns = host.clock.now_ns() + REQUEST_NS
-        is_founder = server_id in host.catalog.founders
-        if (added is None and not is_founder) or is_waiting or _is_elsewhere(host, joiner):
+        is_first = server_id in host.catalog.first_servers
+        if (added is None and not is_first) or is_waiting or _is_elsewhere(host, joiner):
             done = partial(self._answered, f"add {server_id}")
             servers.admit(
                 server_id, joiner.name, joiner.peer_port, deadline_ns=deadline_ns, done=done
             )
             return
         leaves = added is not None and added.is_leaving
-        if not leaves and not is_founder and rng.random() < READDRESSED:
+        if not leaves and not is_first and rng.random() < READDRESSED:
             joiner.kill()
             joiner.peer_port = PEER_PORT if joiner.peer_port != PEER_PORT else OTHER_PEER_PORT
             joiner.start()
@@ -223,7 +223,7 @@ class Joiners:
             host = machine.server.host if machine.server is not None else None
             if host is not None and machine.server_id not in self._ever:
                 self._violate("uninvited", f"{machine.name} takes part, and was never added")
-        members = catalog.founders.keys() | catalog.added.keys()
+        members = catalog.first_servers.keys() | catalog.added.keys()
         groups = [GroupId(g) for g in range(1 + newest.coordinator_count)]
         for group_id in groups:
             listed = {replica.server_id for replica in catalog.listed(group_id)}
@@ -253,7 +253,7 @@ class Joiners:
                 return f"{machine.name} does not run"
             is_member = any(host.catalog.is_member(machine.server_id) for host in hosts)
             if not is_member and any(_is_lost(host, machine) for host in hosts):
-                continue  # it finds nobody who would tell it
+                continue  # it finds no server that would refuse it
             known = ServerState.SERVING if is_member else (ServerState.WAITING, ServerState.REMOVED)
             if server.state not in (known if isinstance(known, tuple) else (known,)):
                 return f"{machine.name} is {server.state.value}"
@@ -298,7 +298,7 @@ def _is_out(host: Host, joiner: Machine) -> bool:
 
 
 def _is_lost(host: Host, joiner: Machine) -> bool:
-    """Return True if a machine is not in the cluster, and its file names nobody who is."""
+    """Return True if a machine is not in the cluster, and its file names no server that is."""
     catalog = host.catalog
     return not catalog.is_member(joiner.server_id) and not any(
         catalog.is_member(server_id) for server_id in joiner.config.seeds
@@ -310,7 +310,7 @@ def _wrongly_dialled(host: Host, joiners: Sequence[Machine]) -> str:
     transport, catalog = host.state.transport, host.catalog
     assert isinstance(transport, Links), transport
     for joiner in joiners:
-        if joiner.server_id in catalog.founders:
+        if joiner.server_id in catalog.first_servers:
             continue  # its address is in the file
         peer = transport._peers.get(joiner.server_id)
         address = None if peer is None else peer.address

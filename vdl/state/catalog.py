@@ -142,12 +142,12 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Votes(msgspec.Struct, frozen=True, array_like=True):
-    """What became of the birth record's voters, as stored once it changed."""
+    """Changes since the birth record, as stored once there are any."""
 
     voters: list[ServerId]
     """`Catalog.voters`."""
-    founders: list[ServerId]
-    """Ids of `Catalog.founders`."""
+    first_servers: list[ServerId]
+    """Ids of `Catalog.first_servers`."""
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
@@ -185,15 +185,15 @@ class Catalog:
 
         `initial_voters` maps server id to directory id, as in the birth record. These servers hold
         the catalog and the coordinators at first (`voters`), and are members until they are removed
-        (`founders`). Right after the birth of the cluster not all of them have registered; until
-        they have, a topic with the default replication factor is refused rather than created with
-        fewer replicas.
+        (`first_servers`). Right after the birth of the cluster not all of them have registered;
+        until they have, a topic with the default replication factor is refused rather than created
+        with fewer replicas.
         """
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
         self.initial_voters = dict(sorted(initial_voters.items()))
         """As in the birth record, whatever happened since. Use: what a group began with."""
-        self.founders = dict(self.initial_voters)
+        self.first_servers = dict(self.initial_voters)
         """Those of them that were never removed, with their first directories."""
         self.system = SystemGroups(tuple(self.initial_voters))
         """Replicas of the catalog and of the coordinators."""
@@ -340,8 +340,8 @@ class Catalog:
         servers = self.servers.values()
         if (
             not self.features.epoch
-            and self.founders
-            and self.founders.keys() <= self.servers.keys()
+            and self.first_servers
+            and self.first_servers.keys() <= self.servers.keys()
             and all(server.features for server in servers)
         ):
             names = self.features.begin(server.features for server in servers)
@@ -377,7 +377,7 @@ class Catalog:
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """Return the directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id) or self.added.get(server_id)
-        return self.founders.get(server_id) if known is None else known.directory_id
+        return self.first_servers.get(server_id) if known is None else known.directory_id
 
     # --- servers that join and leave ---------------------------------------------------------
     @property
@@ -394,11 +394,11 @@ class Catalog:
     def votes_moved(self) -> bool:
         """True if other servers vote than at first, or one of the first was removed."""
         first = self.initial_voters
-        return self.voters != tuple(first) or len(self.founders) < len(first)
+        return self.voters != tuple(first) or len(self.first_servers) < len(first)
 
     def is_member(self, server_id: ServerId) -> bool:
         """Return True if the cluster has a server of this id, in whichever directory."""
-        return server_id in self.founders or server_id in self.added
+        return server_id in self.first_servers or server_id in self.added
 
     def is_removed(self, server_id: ServerId, directory_id: DirectoryId) -> bool:
         """Return True if the server was removed from the cluster with this directory.
@@ -407,7 +407,7 @@ class Catalog:
         """
         return (
             directory_id in self.retired
-            and server_id not in self.founders
+            and server_id not in self.first_servers
             and self.directory_of(server_id) != directory_id
         )
 
@@ -441,7 +441,7 @@ class Catalog:
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 f"server {server_id} is a server of this cluster already",
             )
-        servers = (*self.founders, *self.added)
+        servers = (*self.first_servers, *self.added)
         if directory_id in self.retired or directory_id in map(self.directory_of, servers):
             return MembershipChanged(
                 ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -475,12 +475,12 @@ class Catalog:
         """
         if server_id in self.added:
             return ErrorCode.NONE, ""
-        if server_id not in self.founders:
+        if server_id not in self.first_servers:
             return ErrorCode.BROKER_ID_NOT_REGISTERED, f"server {server_id} is not registered"
         return self._why_votes_stay(server_id)
 
     def _why_votes_stay(self, server_id: ServerId) -> tuple[ErrorCode, str]:
-        """Return why nobody could take a server's votes; NONE if it has none, or somebody could."""
+        """Return why no other server could take its votes; NONE if one could, or it has none."""
         count = len(self.voters)
         staying = len(self._placeable().keys() - {server_id})
         if server_id not in self.voters or staying >= count:
@@ -502,7 +502,7 @@ class Catalog:
                 ErrorCode.INVALID_REQUEST, f"server {server_id} has another directory now"
             )
         if server_id not in self.added:
-            # Of a voter the older versions refuse it: only `DecommissionVoter` begins with one.
+            # Older versions refuse it too: only `DecommissionVoter` begins with a first server.
             return MembershipChanged(ErrorCode.INVALID_REQUEST, f"server {server_id} stays")
         if command.is_leaving:
             error, complaint = self._why_not_without(server_id)
@@ -606,7 +606,7 @@ class Catalog:
         for group_id, wanted in before.items():
             replicas, move = reassigned(wanted, self.move(group_id), rotated(voters, group_id))
             for replica in replicas:
-                # Of the catalog each server has a replica already: that one gets the vote.
+                # Each server has a replica of the catalog already: that one gets the vote.
                 if group_id != _CATALOG and replica not in wanted:
                     server, number = replica.server_id, replica.replica_number
                     self._dirty.add(self.system.renumber(group_id, server, number))
@@ -685,7 +685,7 @@ class Catalog:
                 f"{held[0].topic}-{held[0].partition}: they are moved by `vdl member remove`",
             )
         del self.added[server_id]
-        if self.founders.pop(server_id, None) is not None:
+        if self.first_servers.pop(server_id, None) is not None:
             self._dirty.add(_KEY_VOTES)
         self.servers.pop(server_id, None)
         self.retired[command.directory_id] = server_id
@@ -1060,7 +1060,7 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                servers = self.founders.keys() | self.servers.keys()
+                servers = self.first_servers.keys() | self.servers.keys()
                 factor = min(command.default_replication_factor, len(servers - self.leaving))
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(
@@ -1398,7 +1398,7 @@ class Catalog:
         self.renumbered += 1
         self._dirty = set()
         self.system.load([item for item in items if item[0][:1] == NUMBER_PREFIX])
-        self.founders = dict(self.initial_voters)
+        self.first_servers = dict(self.initial_voters)
         self.system.voters = tuple(self.initial_voters)
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
@@ -1431,8 +1431,8 @@ class Catalog:
                 case b"v":
                     votes = decode_value(value, Votes)
                     self.system.voters = tuple(votes.voters)
-                    for server_id in self.initial_voters.keys() - set(votes.founders):
-                        del self.founders[server_id]
+                    for server_id in self.initial_voters.keys() - set(votes.first_servers):
+                        del self.first_servers[server_id]
                 case b"a" | b"d" | b"n" | b"q" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
@@ -1473,7 +1473,9 @@ class Catalog:
             case b"n":
                 return self.system.stored(key)
             case b"v":
-                value = Votes(list(self.voters), list(self.founders)) if self.votes_moved else None
+                value = (
+                    Votes(list(self.voters), list(self.first_servers)) if self.votes_moved else None
+                )
             case b"q":
                 return self.quotas.stored(key)
             case b"x":

@@ -96,7 +96,7 @@ def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
 
 
 def test_directory_of_the_beginning_is_founded_once() -> None:
-    """What it has deleted since, under numbers that have voted, is not created again (law 6)."""
+    """Replicas that it has deleted since have voted, and are not created again (law 6)."""
     first = Directory(coordinators=1)
     assert first.hosted.running == {0: 1, 1: 1}
     (deleted,) = [log for log in first.store.logs.values() if log.group_id == 1]

@@ -33,7 +33,7 @@ class Host:
                 for group_id in range(FIRST_PARTITION, count)
             },
             servers={1: None},
-            founders={1: 1 << 16 | 1},
+            first_servers={1: 1 << 16 | 1},
             voters=(1,),
         )
         self.state = SimpleNamespace(

@@ -131,7 +131,7 @@ def test_removal_that_the_catalog_refuses_has_no_steps(
 
 
 def test_removal_of_a_voter_first_gives_its_votes_to_a_server_that_is_there() -> None:
-    """Without a fourth server nobody could take them, and nothing is begun."""
+    """Without a fourth server none could take them, and nothing is begun."""
     refused = _planner(_cluster([(1, 2, 3)], servers=3)).remove(ServerId(1))
     assert "only 2 other servers stay: add a server first" in refused.refused
     assert not refused.steps

@@ -64,7 +64,7 @@ def _loaded(catalog: Catalog) -> Catalog:
     other = Catalog("c", coordinator_groups=2, initial_voters=INITIAL)
     other.load(catalog.items())
     assert other.items() == catalog.items()
-    assert (other.voters, other.founders) == (catalog.voters, catalog.founders)
+    assert (other.voters, other.first_servers) == (catalog.voters, catalog.first_servers)
     assert other.item_count >= len(other.items())
     assert_derived(other)
     return other
@@ -128,7 +128,7 @@ def test_all_of_the_first_servers_leave_one_after_the_other() -> None:
         _gone(catalog, gone, [*range(1, 7)])
         catalog = _loaded(catalog)
     assert catalog.voters == (4, 5, 6)
-    assert not catalog.founders
+    assert not catalog.first_servers
     assert catalog.servers.keys() == {4, 5, 6}
     assert [one.server_id for one in catalog.founding(GROUPS[0])] == [1, 2, 3]
     answer = _apply(catalog, commands.CreateTopics([commands.NewTopic("t", b"t" * 16)]))

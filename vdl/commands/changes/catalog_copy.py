@@ -68,7 +68,7 @@ class CatalogCopy:
     def move_votes(self, server: ServerId, able: Sequence[ServerId]) -> ServerId | None:
         """Give the votes of a leaving server to another, as the catalog's leader would now.
 
-        Return the other one; None if it has no votes, or nobody can take them. `able`: the servers
+        Return the other one; None if it has no votes, or no other can take them. `able`: servers
         that are there.
         """
         before = self.catalog.voters

@@ -203,7 +203,7 @@ class AddedServers:
     def _know_moved_votes(self) -> bool:
         """True if every server knows `DecommissionVoter`: the log has had one."""
         catalog = self._state.catalog
-        return catalog.votes_moved or not catalog.founders.keys().isdisjoint(catalog.added)
+        return catalog.votes_moved or not catalog.first_servers.keys().isdisjoint(catalog.added)
 
     def _why_votes_stay(self, server_id: ServerId) -> str:
         """Return why the votes of a server cannot be moved now; empty if they can.
@@ -214,7 +214,7 @@ class AddedServers:
         if self._know_moved_votes:
             return ""
         state, catalog = self._state, self._state.catalog
-        for other in sorted(catalog.founders.keys() | catalog.added.keys()):
+        for other in sorted(catalog.first_servers.keys() | catalog.added.keys()):
             if other == state.server_id:
                 continue
             peer = state.alive.get(other)
@@ -257,7 +257,7 @@ class AddedServers:
             return f"server {server_id} runs a version that cannot be added"
         if moved:
             return ""
-        for other in state.catalog.founders:
+        for other in state.catalog.first_servers:
             if other == state.server_id:
                 continue
             peer = state.alive.get(other)
@@ -332,7 +332,7 @@ class AddedServers:
             if not catalog.is_member(hello.server_id)
         ]
         leading = Counter(self._liveness.leader_of(group_id)[0] for group_id in catalog.groups)
-        for server_id in catalog.founders.keys() | catalog.added.keys():
+        for server_id in catalog.first_servers.keys() | catalog.added.keys():
             added, known = catalog.added.get(server_id), catalog.servers.get(server_id)
             standing = Standing.MEMBER if known is not None else Standing.JOINING
             one = ServerStanding(

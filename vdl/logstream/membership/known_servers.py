@@ -3,7 +3,7 @@
 The birth record names the servers that the cluster began with. All of them may be gone by now:
 those that vote in the catalog are in the Raft configuration of its replica here, and the addresses
 of servers that were added are in the catalog. Both are read from the disk, as far as it is known
-there that they are committed. They may be out of date; whoever is found through them knows better.
+there that they are committed. They may be out of date; a server found through them knows better.
 
 Does not depend on links, or on what is done with the answer.
 """
@@ -36,7 +36,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class KnownServers:
-    """What the disk says about the cluster's servers."""
+    """The cluster's servers, as the disk has them."""
 
     voters: set[ServerId]
     """Servers that vote in the catalog."""

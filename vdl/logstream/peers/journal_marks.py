@@ -136,7 +136,7 @@ class JournalMarks:
         if directory_id == state.store.directory_id:
             return state.server_id
         catalog = state.catalog
-        members = catalog.founders.keys() | catalog.servers.keys() | catalog.added.keys()
+        members = catalog.first_servers.keys() | catalog.servers.keys() | catalog.added.keys()
         for server in sorted(members):
             if state.catalog.directory_of(server) == directory_id:
                 return server

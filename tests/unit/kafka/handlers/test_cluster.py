@@ -102,8 +102,8 @@ def test_voters_are_not_unregistered(is_grown: bool) -> None:
     world = World()
     catalog = world.host.catalog
     catalog.initial_voters = {ServerId(n): DirectoryId(bytes([n]) * 16) for n in (1, 2, 3)}
-    catalog.founders = dict(catalog.initial_voters)
-    catalog.system.voters = tuple(catalog.founders)
+    catalog.first_servers = dict(catalog.initial_voters)
+    catalog.system.voters = tuple(catalog.first_servers)
     if is_grown:
         catalog.apply(commands.AdmitServer(ServerId(4), DirectoryId(b"n" * 16), "h4", 9192), 0, 1)
         register = commands.RegisterServer(ServerId(4), DirectoryId(b"n" * 16), "", {}, False)
