@@ -268,6 +268,10 @@ class Joiners:
             return False
         directory_id = server.store.directory_id
         hosts = [host for host in self._hosts() if host is not server.host]
+        if server.state is ServerState.WAITING and not any(
+            host.catalog.is_member(machine.server_id) for host in hosts
+        ):
+            return False
         return not any(h.catalog.is_removed(machine.server_id, directory_id) for h in hosts)
 
     def _hosts(self) -> list[Host]:
@@ -322,7 +326,11 @@ def _wrongly_dialled(host: Host, joiners: Sequence[Machine]) -> str:
 
 def _waits_at(machine: Machine, joiner: Machine) -> bool:
     host = machine.server.host if machine.server is not None else None
-    return host is not None and joiner.server_id in host.state.newcomers
+    if host is None:
+        return False
+    is_linked = joiner.server_id in host.state.alive
+    is_former = is_linked and not host.catalog.is_member(joiner.server_id)
+    return is_former or joiner.server_id in host.state.newcomers
 
 
 def _applied(host: Host) -> int:

@@ -328,7 +328,8 @@ class AddedServers:
                 address=self.address_of(hello),
                 directory_id=hello.directory_id,
             )
-            for hello in state.newcomers.values()
+            # One that was emptied while it left may have been given the birth record still.
+            for hello in (*state.newcomers.values(), *state.alive.values())
             if not catalog.is_member(hello.server_id)
         ]
         leading = Counter(self._liveness.leader_of(group_id)[0] for group_id in catalog.groups)
