@@ -145,6 +145,23 @@ def test_empty_directory_of_a_removed_server_is_a_newcomer(four: Cluster) -> Non
     assert [server for server, _ in decode_record(record).initial_voters] == [1, 2]
 
 
+def test_emptied_server_that_was_given_the_record_is_listed_and_added(four: Cluster) -> None:
+    """It asked a server that had not applied its removal yet, and belongs to the cluster's id."""
+    leave(four, 3)
+    four.run(10_000)
+    four.nodes[3].crash()
+    four.run(1_000)
+    host = four.nodes[1].host
+    host.state.alive[3] = Hello(3, b"emptied" + bytes(9), 1)
+    assert described(four, 3).standing is Standing.WAITING
+    deadline_ns, answers = four.deadline(), []
+    host.added_servers.admit(3, "h3", 1, deadline_ns=deadline_ns, done=lambda *a: answers.append(a))
+    del host.state.alive[3]  # its link exists in this test only
+    four.run(300)
+    assert answers == [(ErrorCode.NONE, "")]
+    assert host.catalog.replica_number(CATALOG_GROUP, 3) == 2
+
+
 def test_removal_that_nobody_can_take_over_is_refused(cluster: Cluster) -> None:
     error, message = leave(cluster, 1)
     assert error is ErrorCode.INVALID_REQUEST
