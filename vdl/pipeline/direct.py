@@ -102,7 +102,7 @@ def can_write(form: str, schema: pa.Schema, settings: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a task has done with its records.
+    """Report of a task about its records.
 
     `reports`: of its files; `left`: the records it has not written, as an Arrow stream, or none;
     `is_given_up`: more was left than a task may return, and no file was written.
