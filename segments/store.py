@@ -453,8 +453,10 @@ class DiskStore:
         """Note the end of a payload of a log that had this placement; a reset replaces it."""
         self._journal.stats.payload_bytes += rest.bytes
         placement.end_ahead(rest, crc)
-        forget = partial(placement.end_ahead, rest, None)
-        self.workers.call_later(AHEAD_KEPT_MS, forget)  # with its memory
+        if crc is not None:
+            # By its number: the timer must not keep its memory.
+            forget = partial(placement.forget_ahead, placement.aheads)
+            self.workers.call_later(AHEAD_KEPT_MS, forget)
         done()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:

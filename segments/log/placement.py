@@ -214,6 +214,8 @@ class Ahead:
     """Position of the payload in the file."""
     rest: Payload
     """The part that is written."""
+    number: int
+    """Number of this one among those of its log."""
     crc: int | None = None
     """CRC of `rest`. Invariant: not None only if `rest` is on disk at its position in its file."""
 
@@ -254,6 +256,8 @@ class Placement:
     Invariant: not below the token of a truncation that has taken positions back."""
     rewinds: int = 0
     """Number of rewinds. Use: room made by a flush that began before one is not used."""
+    aheads: int = 0
+    """Number of payloads that were begun to be written ahead."""
     ahead: Ahead | None = None
     """Use: bytes that need not be written again, once durable.
     Invariant: while it is being written, nothing else is placed and no flush writes frames."""
@@ -373,8 +377,10 @@ class Placement:
             return None
         file = self.rooms[layout.segment].file
         whole = Payload(file, position, [view], files, info, Index(0), is_read)
-        self.ahead = Ahead(data, view, position, whole.part(start, layout.position))
-        return self.ahead.rest
+        self.aheads += 1
+        rest = whole.part(start, layout.position)
+        self.ahead = Ahead(data, view, position, rest, self.aheads)
+        return rest
 
     def end_ahead(self, rest: Payload, crc: int | None) -> None:
         """Note that `rest` is durable, or (None) that it is no longer being written."""
@@ -382,6 +388,11 @@ class Placement:
             self.ahead.crc = crc
             if crc is None:
                 self.ahead = None
+
+    def forget_ahead(self, number: int) -> None:
+        """Forget the payload of this number, if it is the last one and was not appended."""
+        if self.ahead is not None and self.ahead.number == number:
+            self.ahead = None
 
     def crc_of(self, payload: Buffer, before: int) -> int:
         """Return the CRC of some bytes and a large payload behind them; `before` is that of those.

@@ -64,6 +64,23 @@ def end_at_followers(cluster: Any, slow: SlowStores, leader: Any) -> None:
     cluster.run(20)
 
 
+def test_large_batches_behind_the_first_count_in_memory(cluster: Any, slow: SlowStores) -> None:
+    """Otherwise more are let in than may be appended, and clients get errors."""
+    leader = cluster.leader(cluster.create_topic())
+    host = cluster.nodes[leader.leader_server].host
+    counted = []
+    for _ in range(3):
+        cluster.append(leader, bytes(LARGE))
+        counted.append(host.large_bytes // LARGE)
+    assert counted == [1, 2, 3]
+    cluster.run(100)
+    store = cluster.nodes[leader.leader_server].store
+    for left in (2, 1, 0):
+        slow.end(store)
+        end_at_followers(cluster, slow, leader)
+        assert (host.large_bytes - store.large_bytes) // LARGE == left
+
+
 def test_leader_holds_a_large_batch_and_later_ones_in_order(cluster: Any, slow: SlowStores) -> None:
     """Other partitions of the server go on. The place is that of the next entry."""
     leader = cluster.leader(cluster.create_topic())

@@ -137,6 +137,10 @@ class Appending:
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
         self.held.append(append)
+        ahead = self._stream.group.ahead
+        if len(append.batch) >= ahead.bytes_min:
+            ahead.queued = self.held
+            self._large_room.note_ahead(ahead)
         if self._log_start.push_back is not None:
             # Otherwise its deadline is not checked.
             self._outbox.mark_dirty(self._stream.group)

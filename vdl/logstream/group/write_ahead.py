@@ -15,7 +15,8 @@ Does not depend on batches or clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import segments.api as storage
 from ids import NO_INDEX
@@ -30,12 +31,19 @@ BEHIND_BYTES_MAX = 1 << 20
 """Maximum bytes of appends that a follower holds behind the large one."""
 
 
+class HasBatch(Protocol):
+    """An append of a client."""
+
+    @property
+    def batch(self) -> storage.Buffer: ...
+
+
 class WriteAhead:
     """The payload that one group writes ahead, and the appends that wait for it."""
 
     __slots__ = (
         "_at", "_behind_bytes", "_is_forgotten", "_log", "_node", "_store", "_wake", "_writing",
-        "_written", "bytes_min", "held", "on_release", "wanted",
+        "_written", "bytes_min", "held", "on_release", "queued", "wanted",
     )  # fmt: skip
 
     def __init__(self, store: storage.Store, log: storage.Log, node: RawNode) -> None:
@@ -59,6 +67,8 @@ class WriteAhead:
         the first has a payload that is wanted or being written, and `on_release` follows."""
         self._behind_bytes = 0
         """Bytes of those held behind the first."""
+        self.queued: Sequence[HasBatch] = ()
+        """Appends that the leader holds, of which the large ones count here."""
         self.on_release: Callable[[], None] | None = None
         """Steps the held appends; set while there are any."""
 
@@ -71,8 +81,11 @@ class WriteAhead:
     def bytes(self) -> int:
         """Bytes of all that is held here, from the begin until it is appended or dropped."""
         wanted = None if self.wanted is None else self.wanted[0]
-        payloads = wanted, self._writing, self._written
-        return self._behind_bytes + sum(len(data) for data in payloads if data is not None)
+        payloads = [data for data in (wanted, self._writing, self._written) if data is not None]
+        known = set(map(id, payloads))
+        payloads += [one.batch for one in self.queued if id(one.batch) not in known]
+        sizes = map(len, payloads)
+        return self._behind_bytes + sum(size for size in sizes if size >= self.bytes_min)
 
     def is_written(self, data: storage.Buffer) -> bool:
         """Return True if this payload was written ahead, or could not be."""
