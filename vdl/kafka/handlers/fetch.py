@@ -37,7 +37,8 @@ sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -266,7 +267,7 @@ class _Poll:
         """Time waited for admissions to read from disk."""
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
-        self.pieces: Iterator[None] | None = None
+        self.pieces: Generator[None] | None = None
         """The rest of an attempt in pieces."""
         self.size: PartSize | None = None
         """Number of partitions of a piece."""
@@ -668,6 +669,8 @@ class _Poll:
         """Return batches from memory; None while they are read from disk, or after an error."""
         if target.cold is not None and target.cold_age == stream.aborted_age:
             return target.cold
+        target.cold = None
+        target.cold_age = stream.aborted_age
         offset = Offset(target.asked.fetch_offset)
         bytes_max = max(1, min(left, target.asked.partition_max_bytes))
         try:
@@ -853,12 +856,15 @@ class _Poll:
             target.cold = target.found = None
         if not has_room:
             answers.wait(self._schedule)
-        if self.timer is None:
+        self._begin_timer()
+        if self.state is _State.RUNNING:
+            self.state = _State.WAITING
+
+    def _begin_timer(self) -> None:
+        if self.timer is None and not self.expired:
             clock = self.ctx.server.clock
             delay_ns = max(0, self.deadline_ns - clock.now_ns())
             self.timer = clock.call_later(delay_ns, self._expire)
-        if self.state is _State.RUNNING:
-            self.state = _State.WAITING
 
     def _wait_for(self, stream: LogStream, wake: Callable[[], None]) -> Wait:
         """Subscribe to changes of the log's readable end.
@@ -892,8 +898,8 @@ class _Poll:
 
         The answer carries no session id: a client that reads it opens a new session.
         """
+        self.finish(FetchResponse())  # its partitions keep their subscriptions
         self.session = None
-        self.finish(FetchResponse())
 
     def _expire(self) -> None:
         self.timer = None
@@ -974,7 +980,7 @@ class _Poll:
             position += len(piece)
             yield piece
 
-    def _all_in_pieces(self) -> Iterator[None]:
+    def _all_in_pieces(self) -> Generator[None]:
         """Look everything up, then make attempts. Yields after each piece."""
         request, session, server = self.request, self.session, self.ctx.server
         assert self.size is not None, "set before the first piece"
@@ -1031,13 +1037,14 @@ class _Poll:
                 entry.topic_id = name
             self.topics.append((entry, targets))
 
-    def _attempts_in_pieces(self) -> Iterator[None]:
+    def _attempts_in_pieces(self) -> Generator[None]:
         """Make attempts until one answers, or there is nothing to answer and nothing has changed
         meanwhile. Yields after each piece, and while gates are closed."""
         answers, has_authorizer = (
             self.ctx.connection.answers,
             self.ctx.server.authorizer is not None,
         )
+        self._begin_timer()  # partitions may change in each attempt, and it would never wait
         while True:
             self.missed = False
             if self.session is not None:
@@ -1090,6 +1097,7 @@ class _Poll:
                 self.session = session
         if self.session is not None:
             response.session_id = self.session.id
+        opened = self.session if self.opens_session else None
         encoded = FetchAnswer(ctx.api_version)
         endpoints: list[NodeEndpoint] = []
         for piece in self._slices(targets):
@@ -1101,6 +1109,11 @@ class _Poll:
                     target.group_id, target.topic
                 ):
                     target.error = target.error or ErrorCode.NOT_LEADER_OR_FOLLOWER
+                elif stream is not None and target.cold_age != stream.aborted_age:
+                    target.found = None  # of transactions that are listed no more: see `cold_age`
+                if opened is not None and target.wait is not None:
+                    target.wait.cancel()  # it wakes this poll, not the session
+                    target.wait = None
             self._build(piece)
             for target in piece:
                 answer = target.answer
@@ -1282,6 +1295,10 @@ class _Poll:
 
     def release(self) -> None:
         """Cancel subscriptions, timers and pending disk reads."""
+        pieces, self.pieces = self.pieces, None
+        if pieces is not None:
+            with suppress(ValueError):  # it runs, and ends after this
+                pieces.close()  # it refers to the poll and its answer: no cycle may be left
         if self.admission_timer is not None:
             self.admission_timer.cancel()
             self.admission_timer = None

@@ -291,8 +291,7 @@ class RequestMemory(Memory):
         time. Those that wait longest of all may be of one that has its share."""
         for asker in list(islice(self._lines, WOKEN_MAX)):
             line = self._lines[asker] = self._lines.pop(asker)  # the others are next
-            if not self.shares.has_share(asker):
-                next(iter(line.values()))()
+            next(iter(line.values()))()
 
     def _may_have(
         self,
@@ -353,9 +352,11 @@ class RequestMemory(Memory):
         if self.moderate_used < self.moderate_reserve:
             for callback in list(islice(self._moderate.values(), WOKEN_MAX)):
                 callback()
+            if len(self._moderate) > WOKEN_MAX:
+                self._wake_each_principal()
 
     def _has_room(self) -> bool:
-        return self.first is None or self.used < self.limit - self.reserve - self.moderate_reserve
+        return self.first is None or self.used - self.in_reserve < self.shares.limit
 
     def finished(self, who: object) -> None:
         """Pass the reserve on to the next connection, because `who` holds little again."""
