@@ -175,6 +175,7 @@ class FrameReader:
             if actual != self._crc:
                 raise CorruptFrame("frame payload", expected=self._crc, actual=actual)
             if not self._flags:
+                self._given = None  # or it would keep the payload after its receiver
                 return self._type, payload
             payload.release()
             if self._flags == LAST_PIECE:
