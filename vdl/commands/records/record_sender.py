@@ -58,6 +58,10 @@ def delivery_properties(acks: str, given: Mapping[str, str]) -> dict[str, object
     return found
 
 
+REACH_SECONDS = 0.5
+"""Wait for a server to answer, before records are given up."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """Results of the records that were sent."""
@@ -161,12 +165,23 @@ class RecordSender:
         """Return when every record was answered for; a record that times out fails. After a signal
         none is waited for while no server answers."""
         while len(self._producer):
-            if self._interrupts.count and self._outage.reason:
+            if self._interrupts.count and self._outage.reason and not self._is_over():
                 self.abandon()
                 return
             with self._interrupts.held():
                 self._producer.flush(WAIT_SECONDS)
             self._interrupts.check()
+
+    def _is_over(self) -> bool:
+        """Return True if a server answers again: an outage is noted until a record is acknowledged,
+        and there may have been none since."""
+        try:
+            with self._interrupts.held():
+                self._producer.list_topics(self._topic, timeout=REACH_SECONDS)
+        except kafka_exception():
+            return False
+        self._outage.end()
+        return True
 
     def abandon(self) -> None:
         """Give up what was not answered for; it counts as failed."""
