@@ -645,6 +645,13 @@ class Store(Protocol):
     def adopt_cluster(self, record: bytes) -> None:
         """Write the birth record durably. Blocks; used only at the cluster's birth."""
 
+    def note_moved_votes(self) -> bool:
+        """Record durably that only versions that know moved votes may open this directory.
+
+        Use: before a log is deleted that older versions would create again. Return False if there
+        is no space for it now. Blocks, once.
+        """
+
     def create_log(
         self,
         group_id: GroupId,

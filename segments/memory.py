@@ -455,6 +455,9 @@ class MemoryStore:
     def adopt_cluster(self, record: bytes) -> None:
         self.image.cluster_record = bytes(record)
 
+    def note_moved_votes(self) -> bool:
+        return True
+
     def create_log(
         self,
         group_id: GroupId,

@@ -52,7 +52,7 @@ from segments.boots import Boot
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.compaction.compactor import Compactor
-from segments.directory.format_note import FORM_CLEARS
+from segments.directory.format_note import FORM_CLEARS, FORM_VOTES, write_form
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
 from segments.directory.peers_note import PeersNote
@@ -60,7 +60,7 @@ from segments.format.block import TRIM
 from segments.format.names import log_directory
 from segments.histogram import Histogram
 from segments.io import failpoint
-from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_above
+from segments.io.fs import FileSystem, Lock, is_refused, make_durable_directory, sync_names_above
 from segments.io.jobs import Jobs
 from segments.io.removals import Job, Removal, Removals, RemovalState
 from segments.journal.ahead import AheadWriter
@@ -353,6 +353,17 @@ class DiskStore:
 
     def adopt_cluster(self, record: bytes) -> None:
         self._registry.adopt_cluster(bytes(record))
+
+    def note_moved_votes(self) -> bool:
+        if self._parts.form < FORM_VOTES:
+            try:
+                write_form(self._fs, self._directory, FORM_VOTES)
+            except OSError as error:
+                if not is_refused(error):
+                    raise
+                return False
+            self._parts.form = FORM_VOTES
+        return True
 
     def create_log(
         self,

@@ -25,7 +25,9 @@ from segments.io.fs import FileSystem, read_around
 
 FORM_CLEARS = 2
 """The journal may have records of kind CLEAR."""
-FORM = FORM_CLEARS
+FORM_VOTES = 3
+"""Coordinators that the birth record names may be gone for good. Set before the first is."""
+FORM = FORM_VOTES
 """Newest form that this version knows."""
 _MAGIC = b"VDLFORM1"
 _NOTE = struct.Struct("<8sII")
@@ -53,9 +55,12 @@ def read_form(fs: FileSystem, directory: str) -> int:
 
 
 def is_format_whole(fs: FileSystem, directory: str, number: int) -> bool:
-    """Return True if both copies have this number. Raises OSError."""
+    """Return True if both copies have this number, or one set since. Raises OSError."""
     path = f"{directory}/format"
-    return fs.exists(path) and _copies(fs, path) == [number, number]
+    if not fs.exists(path):
+        return False
+    one, other = _copies(fs, path)
+    return one == other >= number
 
 
 def _copies(fs: FileSystem, path: str) -> list[int]:

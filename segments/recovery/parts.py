@@ -73,7 +73,7 @@ class Parts:
         """Begin without checks. `form` is the directory's form, from its note if there is one."""
         self._fs = fs
         self._directory = directory
-        self._form = form
+        self.form = form
         self._meta = meta
         self._owner = owner
         self._looks: deque[Look] = deque()
@@ -86,7 +86,7 @@ class Parts:
         self._looks = deque(
             [
                 IdentityLook(fs, directory, owner),
-                FormatLook(fs, directory, self._form),
+                FormatLook(fs, directory, self.form),
                 MetaLook(self._meta, owner),
                 *(JournalLook(fs, *file, owner) for file in owner.journal_files()),
             ]

@@ -15,7 +15,7 @@ import random
 from ids import NO_SERVER, DirectoryId, ServerId
 from segments.api import ForeignDirectory, StoreOptions
 from segments.boots import ended, next_boot
-from segments.directory.format_note import FORM, read_form, write_form
+from segments.directory.format_note import FORM_CLEARS, read_form, write_form
 from segments.directory.identity import Identity, encode, overwrite_identity, write_identity
 from segments.directory.log_registry import identity_reserve, replace_identity
 from segments.io.fs import FileSystem, is_refused, make_durable_directory, unless_refused
@@ -131,14 +131,15 @@ def _have_form(fs: FileSystem, directory: str, form: int) -> int:
 
     If there is no space for that, this process writes nothing that requires it.
     """
-    if form < FORM:
+    if form < FORM_CLEARS:
         try:
-            write_form(fs, directory, FORM)
+            write_form(fs, directory, FORM_CLEARS)
         except OSError as error:
             if not is_refused(error):
                 raise
             return form
-    return FORM
+        return FORM_CLEARS
+    return form
 
 
 def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:

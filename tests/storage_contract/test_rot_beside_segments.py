@@ -11,7 +11,7 @@ import pytest
 from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
 from segments.checkpoint import scheduler as scheduler_module
 from segments.checkpoint.scheduler import CheckpointScheduler
-from segments.directory.format_note import FORM, is_format_whole
+from segments.directory.format_note import FORM_CLEARS, FORM_VOTES, is_format_whole, read_form
 from segments.directory.identity import read_identity
 from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_header
 from segments.io.fs import LmdbFile
@@ -254,9 +254,25 @@ def test_damaged_format_is_written_anew(engine, copies):
     fs = SimFileSystem(engine.disk)
     for at in copies:
         flip(file_of(engine, "data/format"), at * PAGE_BYTES + 12)
-    assert not is_format_whole(fs, "data", FORM)
+    assert not is_format_whole(fs, "data", FORM_CLEARS)
     assert scrub(engine) == 1
-    assert is_format_whole(fs, "data", FORM)
+    assert is_format_whole(fs, "data", FORM_CLEARS)
+
+
+def test_directory_whose_votes_moved_keeps_that_form(engine):
+    """Over a look of the scrubber, a damaged copy and a start. A full disk postpones it."""
+    fs = SimFileSystem(engine.disk)
+    engine.workers.advance(8_000)
+    engine.disk.room = 0
+    assert not engine.store.note_moved_votes()
+    assert read_form(fs, "data") == FORM_CLEARS
+    engine.disk.room = None
+    assert engine.store.note_moved_votes()
+    assert is_format_whole(fs, "data", FORM_VOTES)
+    flip(file_of(engine, "data/format"), 12)
+    assert scrub(engine) == 1
+    engine.reopen()
+    assert is_format_whole(fs, "data", FORM_VOTES)
 
 
 def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
@@ -275,10 +291,10 @@ def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
     assert engine.store.stats()["scrub_passes"] > passes + 2
     assert engine.store.stats()["scrub_parts_damaged"] >= 1
     fs = SimFileSystem(engine.disk)
-    assert not is_format_whole(fs, "data", FORM)
+    assert not is_format_whole(fs, "data", FORM_CLEARS)
     engine.disk.room = None
     engine.workers.advance(60_000)
-    assert is_format_whole(fs, "data", FORM)
+    assert is_format_whole(fs, "data", FORM_CLEARS)
 
 
 def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):

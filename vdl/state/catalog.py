@@ -396,6 +396,11 @@ class Catalog:
         first = self.initial_voters
         return self.voters != tuple(first) or len(self.first_servers) < len(first)
 
+    @property
+    def knows_moved_votes(self) -> bool:
+        """True if the log has had a `DecommissionVoter` that had an effect, for ever after."""
+        return self.votes_moved or not self.first_servers.keys().isdisjoint(self.added)
+
     def is_member(self, server_id: ServerId) -> bool:
         """Return True if the cluster has a server of this id, in whichever directory."""
         return server_id in self.first_servers or server_id in self.added
@@ -527,6 +532,7 @@ class Catalog:
             return MembershipChanged(error, complaint)
         known = self.added.get(server_id) or AddedServer(server_id, directory_id, "", 0)
         self._note_added(msgspec.structs.replace(known, is_leaving=True))
+        self._dirty.add(_KEY_VOTES)
         return MembershipChanged(ErrorCode.NONE)
 
     def _why_not_without(self, server_id: ServerId) -> tuple[ErrorCode, str]:
@@ -1374,7 +1380,7 @@ class Catalog:
         several = len(self.features.levels) + len(self.retired) + len(self.system)
         of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
         moves_and_more = len(self.moves) + len(self.resources) + len(self.added)
-        return 1 + self.votes_moved + named + several + moves_and_more + of_clients
+        return 1 + self.knows_moved_votes + named + several + moves_and_more + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state.
@@ -1473,9 +1479,10 @@ class Catalog:
             case b"n":
                 return self.system.stored(key)
             case b"v":
-                value = (
-                    Votes(list(self.voters), list(self.first_servers)) if self.votes_moved else None
-                )
+                # Also before any vote moves: older versions end at this key, not at a command that
+                # a checkpoint has covered.
+                votes = Votes(list(self.voters), list(self.first_servers))
+                value = votes if self.knows_moved_votes else None
             case b"q":
                 return self.quotas.stored(key)
             case b"x":

@@ -215,3 +215,21 @@ def test_late_command_does_not_hit_another_directory(directory: bytes) -> None:
 def test_catalog_without_moved_votes_is_stored_as_before() -> None:
     """A directory of the build before opens unchanged, and has the same bytes on all versions."""
     assert not any(key == b"v" for key, _ in _grown().items())
+
+
+def test_checkpoint_shows_a_removal_that_was_taken_back_before_votes_moved() -> None:
+    """Older versions end at the key. The command is covered by the checkpoint: they would go on."""
+    initial = {ServerId(n): bytes([n]) * 16 for n in (1, 2, 3)}
+    catalog = Catalog("c", coordinator_groups=1, initial_voters=initial)
+    done: list[commands.Command] = [
+        commands.RegisterServer(n, bytes([n]) * 16, "", {}, True) for n in (1, 2, 3)
+    ]
+    done += [commands.AdmitServer(4, b"4" * 16, "h", 1)]
+    done += [commands.RegisterServer(4, b"4" * 16, "", {}, False)]
+    done += [commands.DecommissionVoter(1, bytes([1]) * 16)]
+    done += [commands.DecommissionServer(1, bytes([1]) * 16, False)]
+    for index, command in enumerate(done, start=1):
+        assert catalog.apply(command, 0, index).error is ErrorCode.NONE
+    assert b"v" in dict(catalog.take_dirty())
+    assert b"v" in dict(catalog.items())
+    assert len(catalog.items()) == catalog.item_count

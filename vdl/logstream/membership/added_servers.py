@@ -199,19 +199,13 @@ class AddedServers:
         else:
             self._request(DecommissionVoter(server_id, directory_id), deadline_ns, done)
 
-    @property
-    def _know_moved_votes(self) -> bool:
-        """True if every server knows `DecommissionVoter`: the log has had one."""
-        catalog = self._state.catalog
-        return catalog.votes_moved or not catalog.first_servers.keys().isdisjoint(catalog.added)
-
     def _why_votes_stay(self, server_id: ServerId) -> str:
         """Return why the votes of a server cannot be moved now; empty if they can.
 
         As for `_why_not_now`, all must be there to say their version, except the one that leaves:
         it may be gone for good.
         """
-        if self._know_moved_votes:
+        if self._state.catalog.knows_moved_votes:
             return ""
         state, catalog = self._state, self._state.catalog
         for other in sorted(catalog.first_servers.keys() | catalog.added.keys()):
@@ -252,7 +246,7 @@ class AddedServers:
                 "the addresses of the cluster's servers, and wait until it logs "
                 "waiting_to_be_added"
             )
-        moved = self._know_moved_votes
+        moved = state.catalog.knows_moved_votes
         if hello.version < (VERSION_OF_MOVED_VOTES if moved else VERSION_OF_ADDED_SERVERS):
             return f"server {server_id} runs a version that cannot be added"
         if moved:

@@ -154,7 +154,7 @@ class Replicas:
             self._create(CATALOG_GROUP, number, self._system_created)
 
     def _system_created(self, log: storage.Log) -> None:
-        if self.is_known and not self._is_listed(log.group_id):
+        if self.is_known and not self._is_listed(log.group_id) and self._store.note_moved_votes():
             self._delete(log)  # the votes have moved on in the meantime
             return
         self._start_system(log)
@@ -259,7 +259,11 @@ class Replicas:
             if group_id not in self._creating:
                 self._ensure(info, catalog.replica_number(group_id, self._server_id))
         for group_id, log in list(self._logs.items()):
-            if group_id < catalog.next_group_id and not self._is_listed(group_id):
+            if group_id >= catalog.next_group_id or self._is_listed(group_id):
+                continue
+            # Older versions create a missing coordinator again, which would vote anew. Without
+            # space for the note it is kept, and looked at again with the next command.
+            if group_id > self._record.coordinator_groups or self._store.note_moved_votes():
                 self._delete(log)
 
     def _ensure(self, info: GroupInfo, number: ReplicaNumber) -> None:
