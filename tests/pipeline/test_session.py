@@ -13,6 +13,7 @@ import pytest
 from vdl.pipeline import jars, session
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.session import (
+    DAEMON,
     LOOPBACK,
     MASTER_DEFAULT,
     SETTINGS,
@@ -123,6 +124,13 @@ def test_session_of_spark_submit_keeps_what_that_was_given() -> None:
     assert "spark.sql.shuffle.partitions" not in told
     assert told["spark.sql.session.timeZone"] == "CET"
     assert told.keys() | given == SETTINGS.keys() | given
+
+
+def test_parent_of_tasks_is_not_taken_from_files_sent_with_a_job() -> None:
+    """`--py-files` may be how executors get this package, and only tasks have them."""
+    for given in ({"spark.app.name"}, {"spark.submit.pyFiles"}):
+        told = session_settings(master="", settings={}, is_submitted=True, given=given)
+        assert (DAEMON in told) == ("spark.submit.pyFiles" not in given)
 
 
 def test_local_sockets_are_in_a_folder_that_nobody_else_can_enter() -> None:

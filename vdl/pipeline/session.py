@@ -27,14 +27,15 @@ from vdl.pipeline.noise import shown
 JAVA_MIN = 17
 JAVA_SECONDS_MAX = 120
 """Timeout of `java -version`. It takes a tenth of a second, but more on an overloaded machine."""
+DAEMON, SENT_FILES = "spark.python.daemon.module", "spark.submit.pyFiles"
 SETTINGS = {
+    DAEMON: "vdl.pipeline.worker_daemon",
     "spark.ui.showConsoleProgress": "false",
     # One for each job of a machine: number of ports that Spark tries.
     "spark.port.maxRetries": "100",
     # Errors that stop a job are shown as one line, without the Python traceback.
     "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.python.daemon.module": "vdl.pipeline.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     # Spark computes the batch's size after each row. For that it sets the offsets of all NULL
@@ -197,7 +198,10 @@ def session_settings(
     settings, which are kept.
     """
     if is_submitted:
-        return {**{name: v for name, v in SETTINGS.items() if name not in given}, **settings}
+        # A task knows files sent with the job, which may be ours, but the parent of its process
+        # does not.
+        kept = {*given, DAEMON} if SENT_FILES in given else given
+        return {**{name: v for name, v in SETTINGS.items() if name not in kept}, **settings}
     chosen = {"spark.master": master or MASTER_DEFAULT, **settings}
     nearby = LOOPBACK if is_local(chosen["spark.master"]) else {}
     return {**nearby, **SETTINGS, **chosen}
