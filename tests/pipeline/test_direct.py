@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -18,23 +20,28 @@ pytest.importorskip("fastavro", reason="needs the `spark` extra")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from tests.pipeline.end_to_end import as_avro, broken, orders, serve_registry
 from tests.pipeline.end_to_end import job_of as order_job
 from tests.pipeline.registered.test_registered_values import Answers, framed
 from tests.pipeline.test_reading import create
-from tests.pipeline.test_spark import job_of, run_once
+from tests.pipeline.test_spark import fill, job_of, run_once
+from vdl.pipeline import direct_batches
 from vdl.pipeline.decode import NO_VALUE, NOT_JSON, TOMBSTONES
 from vdl.pipeline.direct import AVRO, JSON, Direct, Outcome, can_write, left_of, write_task
+from vdl.pipeline.direct_batches import DirectBatches, Stopped
+from vdl.pipeline.errors import CommitConflict, PipelineError, RowsGone, TopicRecreated
 from vdl.pipeline.files import ROWS as ROWS_KIND
 from vdl.pipeline.files import WriteSpec
 from vdl.pipeline.open_table import rows_table
-from vdl.pipeline.options import TEXTS
+from vdl.pipeline.options import TEXTS, parse
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import letter, schema_of
 from vdl.pipeline.registered.values import Texts
 from vdl.pipeline.runner import Runner
+from vdl.pipeline.tasks import on_spark
 from vdl.pipeline.verify import verify
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
@@ -196,7 +203,8 @@ def test_job_writes_the_same_table_either_way(
             schema="n bigint, d double, s string, at timestamp",
         )
         if way == "given up":
-            monkeypatch.setattr(Runner, "_find_direct", with_no_room(Runner._find_direct))
+            # One byte for two tasks.
+            monkeypatch.setattr(direct_batches, "LEFT_BYTES_OF_BATCH_MAX", 1)
         if way == "by Spark":
             monkeypatch.setattr(Runner, "_find_direct", lambda runner: None)
         totals = run_once(job, spark)
@@ -271,14 +279,135 @@ def test_avro_is_read_by_the_source_alone(
     assert ["ArrowEvalPython" in plan for plan in plans] == [False, False, True]
 
 
-def with_no_room(find: Callable[[Runner], Direct | None]) -> Callable[[Runner], Direct | None]:
-    """Return a `Runner._find_direct` whose tasks may leave nothing."""
+@pytest.mark.spark
+def test_table_is_continued_by_either_way(
+    spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier build may go on where this one has ended, and this one again."""
+    create(bootstrap, "either")
+    job = job_of(tmp_path, bootstrap, "either", sink="delta")
+    rows = 0
+    for n in range(3):
+        fill(bootstrap, "either", 100 * n, 100 * n + 100)
+        with monkeypatch.context() as patch:
+            if n == 1:
+                patch.setattr(Runner, "_find_direct", lambda runner: None)
+            rows += run_once(job, spark).rows
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert verdict.rows == rows
+    table = rows_table(job)
+    table.open({"either": ("", 2)})
+    ways = ["-direct-" in path for path in table.files()]
+    assert (any(ways), all(ways)) == (True, False)
 
-    def found(runner: Runner) -> Direct | None:
-        direct = find(runner)
-        return direct and replace(direct, left_bytes_max=0)
 
-    return found
+@pytest.mark.spark
+def test_run_is_told_that_another_one_has_removed_its_files(
+    spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks know only that a folder is gone."""
+    create(bootstrap, "followed")
+    fill(bootstrap, "followed", 0, 600)
+    job = job_of(tmp_path, bootstrap, "followed")
+    with closing(Runner(job, spark)) as slow, closing(Runner(job, spark)) as heir:
+        there = slow._dead_there
+
+        def dead_there() -> dict[str, frozenset[int]]:
+            if slow.totals.batches == 1:
+                heir.run(once=True)
+            return there()
+
+        monkeypatch.setattr(slow, "_dead_there", dead_there)
+        with pytest.raises(CommitConflict, match=f"run {heir._run} on "):
+            slow.run(once=True)
+    assert heir.totals.batches > 0
+    assert verify(job, spark).is_good
+
+
+@pytest.mark.spark
+def test_preview_and_a_refused_run_write_nothing(
+    spark: Any, bootstrap: str, tmp_path: Path
+) -> None:
+    create(bootstrap, "shown")
+    fill(bootstrap, "shown", 0, 10)
+    job = job_of(tmp_path, bootstrap, "shown")
+    with closing(Runner(job, spark)) as runner:
+        assert len(runner.preview(3)[1]) == 3
+    assert not Path(job.sink.path).exists()
+
+
+@pytest.mark.spark
+def test_settings_of_a_running_session_count(spark: Any, bootstrap: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path, bootstrap, "settings")
+    with closing(Runner(job, spark)) as runner:
+        runner._check_steps()
+        assert runner._find_direct() is not None
+        spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+        try:
+            assert runner._find_direct() is None
+        finally:
+            spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+
+
+@pytest.mark.spark
+def test_job_stops_if_its_topic_changes_under_it(
+    spark: Any, bootstrap: str, tmp_path: Path
+) -> None:
+    """Batches before the change are in the table, and none after it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def trim(topic: str) -> None:
+        gone = [TopicPartition(topic, p, 290) for p in (0, 1)]
+        for done in admin.delete_records(gone).values():
+            done.result(30)
+
+    def recreate(topic: str) -> None:
+        admin.delete_topics([topic])[topic].result(30)
+        deadline = time.monotonic() + 30
+        while topic in admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline
+        create(bootstrap, topic)
+        fill(bootstrap, topic, 0, 600)
+
+    for change, error in ((trim, RowsGone), (recreate, TopicRecreated)):
+        topic = f"under-{change.__name__}"
+        create(bootstrap, topic)
+        fill(bootstrap, topic, 0, 600, broken=False)
+        folder = tmp_path / topic
+        folder.mkdir()
+        job = job_of(folder, bootstrap, topic)
+
+        def on_batch(_: object, change: Any = change, topic: str = topic) -> None:
+            change(topic)
+
+        with closing(Runner(job, spark, on_batch)) as runner, pytest.raises(error):
+            runner.run(once=True)
+        assert runner.totals.rows == spark.read.parquet(job.sink.path).count() == 250
+
+
+@pytest.mark.spark
+def test_stop_ends_the_jobs_of_a_batch(spark: Any, bootstrap: str) -> None:
+    """Also one that begins after the stop. Errors of a batch are not taken for a wait."""
+    stopping = threading.Event()
+    options = parse({"bootstrap": bootstrap, "topics": "t"})
+
+    def late() -> list[None]:
+        stopping.set()
+        time.sleep(2 * direct_batches.WAIT_SECONDS)
+        return on_spark(spark)(time.sleep, [600])
+
+    def fail() -> None:
+        raise TimeoutError("of a socket")
+
+    with closing(DirectBatches(spark, options, stopping)) as batches:
+        with pytest.raises(TimeoutError, match="of a socket"):
+            batches.run("fails", fail)
+        with pytest.raises(PipelineError, match="str"):
+            batches.run("fails", lambda: on_spark(spark)(time.sleep, ["x"]))
+        with pytest.raises(Stopped):
+            batches.run("late", late)
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
 
 
 def without_texts(reading: Callable[[Runner], dict[str, str]]) -> Callable[[Runner], Any]:

@@ -44,6 +44,7 @@ SCHEMAS_OF_BATCH_MAX = 8
 """Limit on schemas of one batch; values of further ones take Spark's path."""
 LEFT_BYTES_MAX = 4 << 20
 """Default: a batch has about this for each task, so it is given up if most values are in doubt."""
+NOWHERE = WriteSpec("", "", "", "", {})
 SETTINGS_THAT_DECODE = ("spark.sql.json.", "spark.sql.legacy.")
 """Prefixes of Spark settings that may change how Spark decodes a value."""
 
@@ -52,8 +53,9 @@ SETTINGS_THAT_DECODE = ("spark.sql.json.", "spark.sql.legacy.")
 class Direct:
     """Settings of the tasks.
 
-    `schema`: serialized Arrow schema of the rows; `registry`: settings, with their secrets;
-    `is_utc`: times without a zone are in UTC; `tombstones`: treatment of records without a value.
+    `spec`: of one batch, NOWHERE before; `schema`: serialized Arrow schema of the rows;
+    `registry`: settings, with their secrets; `is_utc`: times without a zone are in UTC;
+    `tombstones`: treatment of records without a value.
     """
 
     form: str

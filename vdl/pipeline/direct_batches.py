@@ -11,11 +11,11 @@ Does not depend on tables or on jobs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vdl.pipeline.direct import Direct, Outcome, write_task
 from vdl.pipeline.options import ReadOptions
@@ -26,6 +26,9 @@ from vdl.pipeline.tasks import on_spark
 from vdl.pipeline.worker import exempt_modules_from_collection
 
 WAIT_SECONDS = 0.5
+LEFT_BYTES_OF_BATCH_MAX = 64 << 20
+"""Limit on the records that all tasks of a batch return: the driver holds them in memory."""
+Result = TypeVar("Result")
 
 
 class Stopped(Exception):
@@ -68,25 +71,32 @@ class DirectBatches:
         """Read and write [begin, end) on the executors. Raises PipelineError, Stopped."""
         planned = self._reader.partitions(begin.to_json(), end.to_json())
         parts = [one.value for one in planned if one.value is not None]
-        group = direct.spec.prefix
+        room = LEFT_BYTES_OF_BATCH_MAX // max(1, len(parts))
+        direct = replace(direct, left_bytes_max=min(direct.left_bytes_max, room))
         # Options have secrets: a function goes to the executors in memory, items through a file.
         task = partial(write, self._options, direct)
-        pending = self._thread.submit(self._run, task, parts, group)
-        while True:
-            try:
-                return pending.result(WAIT_SECONDS)
-            except NotYet:
-                if not self._stopping.is_set():
-                    continue
-                self._spark.sparkContext.cancelJobGroup(group)
-                pending.exception()
-                raise Stopped from None
+        return self.run(direct.spec.prefix, lambda: on_spark(self._spark)(task, parts))
 
-    def _run(
-        self, task: Callable[[Any], Outcome], parts: Sequence[Any], group: str
-    ) -> list[Outcome]:
+    def run(self, group: str, act: Callable[[], Result]) -> Result:
+        """Return what `act` returns. Its Spark jobs have this group, and end at a stop.
+
+        Raises the errors of `act`, Stopped.
+        """
+        pending = self._thread.submit(self._in_group, group, act)
+        try:
+            while not wait([pending], WAIT_SECONDS).done:
+                if self._stopping.is_set():
+                    raise Stopped
+            return pending.result()
+        finally:
+            # More than once: between two jobs there is none to cancel.
+            while not pending.done():
+                self._spark.sparkContext.cancelJobGroup(group)
+                wait([pending], WAIT_SECONDS)
+
+    def _in_group(self, group: str, act: Callable[[], Result]) -> Result:
         self._spark.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
-        return on_spark(self._spark)(task, parts)
+        return act()
 
     def close(self) -> None:
         self._thread.shutdown()

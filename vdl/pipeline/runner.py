@@ -247,7 +247,7 @@ class Runner:
                     if in_doubt > IN_DOUBT_MAX:
                         return False
                     if in_doubt:
-                        self._batch(self._bounded(self._positions, end), number, end)
+                        self._batch_by_spark(batches, number, end)
                     number += 1
                 elif once:
                     break
@@ -271,9 +271,13 @@ class Runner:
         with closing(found) as batches, contextlib.suppress(Stopped):
             try:
                 yield batches
-            except (PipelineError, Stopped):
+            except (CommitConflict, Stopped):
                 raise
             except Exception as error:
+                # Another run's commit removes files of this one, and tasks report only this.
+                self._check_not_followed()
+                if isinstance(error, PipelineError):
+                    raise
                 raise PipelineError(reason_of(error)) from error
 
     def _batch_directly(self, batches: DirectBatches, number: int, end: Positions) -> bool:
@@ -288,7 +292,7 @@ class Runner:
         # A run writes its batches one after the other, and task attempt ids of a session are
         # unique.
         prefix = f"{self._job.name}-{self._run}-{number}-direct"
-        spec = replace(direct.spec, prefix=prefix, dead_there=self._dead_there())
+        spec = replace(self._write_spec(prefix), dead_there=self._dead_there())
         outcomes = batches.write(self._positions, end, replace(direct, spec=spec))
         written = Written(arrow_schema=self._columns)
         for outcome in outcomes:
@@ -301,10 +305,21 @@ class Runner:
         left = left_of(outcomes)
         if left is not None:
             frame = self._spark.createDataFrame(left)
-            written = written.and_more(self._write(self._decoded(frame), number, end))
+            more = batches.run(prefix, lambda: self._write(self._decoded(frame), number, end))
+            written = written.and_more(more)
         written.total = written.rows + written.dead
         self._settle(written, number, end, clock)
         return True
+
+    def _batch_by_spark(self, batches: DirectBatches, number: int, end: Positions) -> None:
+        """Write and commit [self._positions, end), whose files tasks have given up.
+
+        Raises PipelineError, Stopped, Spark's own exceptions.
+        """
+        clock, group = _Phases(), f"{self._job.name}-{self._run}-{number}"
+        frame = self._bounded(self._positions, end)
+        written = batches.run(group, lambda: self._write(self._decoded(frame), number, end))
+        self._settle(written, number, end, clock)
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:
         """Run one query until it ends or `stop` is called."""
@@ -339,9 +354,11 @@ class Runner:
                 if self._stopping.is_set():
                     break
                 stop = self._admitted(target, rows_max)
-                if batches is None or not self._batch_directly(batches, number, stop):
+                if batches is None:
                     with self._noting():
                         self._batch(self._bounded(self._positions, stop), number, stop)
+                elif not self._batch_directly(batches, number, stop):
+                    self._batch_by_spark(batches, number, stop)
                 number += 1
         return self.totals
 
@@ -508,14 +525,14 @@ class Runner:
         job = self._job
         if not self._is_plain or job.source.kind != "vdl" or job.sink.kind == TOPIC:
             return None
-        from vdl.pipeline.direct import Direct, can_write
+        from vdl.pipeline.direct import NOWHERE, Direct, can_write
 
-        given = dict(self._spark.sparkContext.getConf().getAll())
-        if not can_write(job.format, self._columns, given):
+        # Those of the session, which may have been set after its start.
+        if not can_write(job.format, self._columns, self._spark.conf.getAll):
             return None
         return Direct(
             form=job.format,
-            spec=self._write_spec(""),
+            spec=NOWHERE,
             schema=self._columns.serialize().to_pybytes(),
             is_utc=self._spark.conf.get("spark.sql.session.timeZone") == "UTC",
             registry=resolved(job.registry),
