@@ -66,7 +66,15 @@ class Wanted:
     stall_seconds: float
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  vdl consume orders --from '15m ago' --filter "value.user == 'x'"
+  vdl consume orders --follow --format '%p %o %k %v\\n'
+  vdl consume orders --json | vdl produce copy --json-lines
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @cluster_options
 @click.option("--from", "start", type=PointOption(), help="Where to begin; the start by default.")
@@ -116,16 +124,11 @@ def consume(
     isolation: str,
     stall_seconds: float,
 ) -> int:
-    r"""Print records.
+    """Print records.
 
     Without --follow it stops at the ends of the partitions as they were when it began. A POINT is
     start, end, an offset, -N (N before the end of each partition), @SECONDS or @MILLISECONDS since
     1970, an ISO time, or a duration such as '15m ago'.
-
-    \b
-      vdl consume orders --from '15m ago' --filter "value.user == 'x'"
-      vdl consume orders --follow --format '%p %o %k %v\n'
-      vdl consume orders --json | vdl produce copy --json-lines
     """
     if group is not None and (until or partitions or (start and start.kind not in _GROUP_STARTS)):
         raise click.UsageError(f"{_NAMED_GROUP}; --until and --partition need no group")

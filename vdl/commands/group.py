@@ -48,7 +48,8 @@ def _chosen(cluster: Cluster, names: tuple[str, ...], regex: str | None) -> list
 @group.command(name="list")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_REGEX
-@click.option("--type", "types", multiple=True, type=click.Choice(_TYPES), help="Only of it.")
+@click.option("--type", "types", multiple=True, type=click.Choice(_TYPES),
+              help="Only groups of this type.")  # fmt: skip
 @click.option("--state", "states", multiple=True, metavar="STATE", help='Such as "Empty".')
 @json_option
 @cluster_options

@@ -56,8 +56,7 @@ def list_members(*, as_json: bool, connection: Connection) -> None:
 def add(*, server: int, peer: str, wait: bool, as_json: bool, connection: Connection) -> None:
     """Add a server that was started with the addresses of this cluster's servers, and waits.
 
-    Partitions are not moved to it: new ones are placed on it, others are reassigned by
-    kafka-reassign-partitions.
+    Partitions are not moved to it: new ones are placed on it, `vdl balance` moves others.
     """
     try:
         address = parse_address(peer)

@@ -87,7 +87,15 @@ class Changes:
         return record
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  seq 1000 | vdl produce numbers
+  vdl produce orders orders.txt --key-separator : -H source=shop
+  vdl consume orders --json | vdl produce copy --json-lines
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @cluster_options
@@ -142,15 +150,10 @@ def produce(
     create_topic: bool,
     quiet: bool,
 ) -> int:
-    r"""Write records to TOPIC: the lines of standard input or of FILES.
+    """Write records to TOPIC: the lines of standard input or of FILES.
 
     Exits with 1 if a record was not acknowledged. ^C and SIGTERM write what was taken and end; a
     transaction is then aborted.
-
-    \b
-      seq 1000 | vdl produce numbers
-      vdl produce orders orders.txt --key-separator : -H source=shop
-      vdl consume orders --json | vdl produce copy --json-lines
     """
     if json_lines and key_separator is not None:
         raise click.UsageError("--json-lines excludes --key-separator")

@@ -282,6 +282,20 @@ def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
                 assert has_json or name == "profile", f"{name} {leaf}"
 
 
+@pytest.mark.parametrize("name", ["consume", "produce"])
+def test_help_has_examples_on_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As they are typed: neither wrapped, nor with marks for the formatter."""
+    assert run_app([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\\b" not in shown
+    _, _, examples = shown.partition("  Examples:\n")
+    lines = examples.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("    ") and f"vdl {name} " in line for line in lines)
+
+
 def test_terminal_gets_no_control_character_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
