@@ -6,6 +6,7 @@ out: ids, the placement of replicas, bytes, words of refusals.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +31,13 @@ def refusal(line: CommandLine, *words: str) -> tuple[int, str]:
 
 
 def shown(line: CommandLine, value: str, *words: str) -> Any:
-    """Return a document once a value is in it: each broker applies a change in its own time."""
+    """Return a document once a value is in it: each broker applies a change in its own time, and
+    before that it may not know the setting."""
     deadline = time.monotonic() + SECONDS
-    wanted = f"'value': '{value}'"
-    while wanted not in str(found := line.json(*words)) and time.monotonic() < deadline:
+    wanted = f'"value": {json.dumps(value)}'
+    while wanted not in (ran := line.run(*words, "--json")).out and time.monotonic() < deadline:
         time.sleep(0.2)
-    return found
+    return ran.json
 
 
 def topic_story(line: CommandLine, stem: str) -> list[Any]:
@@ -203,8 +205,9 @@ def config_story(line: CommandLine, stem: str) -> list[Any]:
         ("broker", "2", "log.cleaner.threads", "2"),
         ("broker", "all", "max.connections.per.ip", "4000"),
     ):
+        before = line.json("config", "get", kind, name, key) if name != "all" else None
         said += [
-            line.json("config", "get", kind, name, key) if name != "all" else None,
+            before,
             line.json("config", "set", kind, name, f"{key}={value}"),
             shown(line, value, "config", "get", kind, name, key),
             refusal(line, "config", "set", kind, name, f"{key}=-7"),
@@ -214,10 +217,10 @@ def config_story(line: CommandLine, stem: str) -> list[Any]:
             said.append({one: found[one] for one in ("kind", "type", "value", "source")})
             said.append(bool(found["meaning"]))
             said.append(found["layers"])
-        said += [
-            line.json("config", "unset", kind, name, key),
-            line.json("config", "get", kind, name, key) if name != "all" else None,
-        ]
+        said.append(line.json("config", "unset", kind, name, key))
+        if before is not None:
+            (setting,) = before["configs"]
+            said.append(shown(line, setting["value"], "config", "get", kind, name, key))
     said.append(refusal(line, "config", "set", "topic", topic, "no.such.setting=1"))
     said.append(refusal(line, "config", "get", "topic", f"{stem}.nothing"))
     line.ok("topic", "delete", topic, "--yes")
