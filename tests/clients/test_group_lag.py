@@ -51,6 +51,20 @@ def test_lag_of_a_plain_topic_is_the_age_of_the_next_record(
     assert (idle["lag"], idle["lag_seconds"], idle["record_time_ms"]) == (0, 0.0, None)
 
 
+def test_lag_behind_a_record_of_a_time_to_come_is_called_wrong(
+    line: CommandLine, topics: Topics
+) -> None:
+    """A clock is wrong, this machine's or the producer's: 0 seconds would pass for no lag."""
+    topic, group = topics.create("lag-ahead"), topics.unused_name("lag")
+    line.write(topic, [TIMES[0], NOW_MS + 1_800_000])
+    line.commit(group, {(topic, 0): 0})
+    assert "clock" not in line.run("group", "lag", group).error
+    line.commit(group, {(topic, 0): 1})
+    ran = line.run("group", "lag", group, "--json")
+    assert (ran.code, ran.json["groups"][0]["lag"]) == (0, 1)
+    assert f"{topic}-0: the next record has a time " in ran.error
+
+
 def test_lag_behind_deleted_records_counts_from_the_start_of_the_log(
     line: CommandLine, topics: Topics
 ) -> None:

@@ -27,6 +27,8 @@ from vdl.commands.times import period_option, time_option
 _REGEX = click.option("--regex", metavar="PATTERN", help="Groups whose whole name matches.")
 _EXECUTE = click.option("--execute", is_flag=True, help="Do it; without it, only show the plan.")
 _TYPES = ("classic", "consumer", "share", "streams")
+_CLOCKS_DIFFER_MS = 1_000
+"""Above this a record of a time to come is no inaccuracy: that of lag in seconds."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -155,7 +157,27 @@ def lag(
         not names or regex is not None or any(map(is_pattern, names))
     )
     emit(as_json, data, lambda: (_show_sums if is_whole else _show_partitions)(found))
+    _warn_of_times_ahead(found)
     fail_for({one.group: one.error for one in known if one.error is not None})
+
+
+def _warn_of_times_ahead(found: list[GroupLag]) -> None:
+    """Say which record is of a time to come: its 0 seconds would pass for no lag."""
+    ahead_ms, where = max(
+        (
+            (part.record_time_ms - one.at_ms, f"{part.topic}-{part.partition}")
+            for one in found
+            for part in one.partitions
+            if part.record_time_ms is not None
+        ),
+        default=(0, ""),
+    )
+    if ahead_ms > _CLOCKS_DIFFER_MS:
+        say(
+            f"{where}: the next record has a time {ahead_ms / 1_000:.0f} s ahead of this machine's "
+            "clock. That clock or its producer's is wrong, and so are the seconds.",
+            err=True,
+        )
 
 
 def _seconds(lag_seconds: float | None) -> str | None:
