@@ -204,9 +204,16 @@ def produce(
             problem = error.message
         except KeyboardInterrupt:
             code = interrupts.code
+        with interrupts.held(breakable=False):
+            # The client ends with its last owner, and calls back: a signal would be lost there.
+            outcome = sender.outcome
+            transaction.release()
+            del producer, sender
     if transactional_id is not None:
         code = _ended(transaction, code, interrupts)
-    _report(sender.outcome, transaction, quiet=quiet)
+    elif interrupts.count:
+        code = interrupts.code
+    _report(outcome, transaction, quiet=quiet)
     if problem:
         fail(problem)
     return code

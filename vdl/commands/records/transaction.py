@@ -73,6 +73,10 @@ class Transaction:
                 else:
                     self._abort()
 
+    def release(self) -> None:
+        """Give up the client, so that it can end; only the result is left."""
+        del self._producer
+
     def _init(self) -> None:
         """Get a producer id. In turns, as a signal is handled only between two calls of the client;
         each call goes on where the one before it ended."""
