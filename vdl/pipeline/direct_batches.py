@@ -73,7 +73,8 @@ class DirectBatches:
         parts = [one.value for one in planned if one.value is not None]
         room = LEFT_BYTES_OF_BATCH_MAX // max(1, len(parts))
         direct = replace(direct, left_bytes_max=min(direct.left_bytes_max, room))
-        # Options have secrets: a function goes to the executors in memory, items through a file.
+        # Options have secrets. Items go to the executors through a file, a function in memory; one
+        # above 1 MiB (many offsets of known dead letters) through a file that only the user reads.
         task = partial(write, self._options, direct)
         return self.run(direct.spec.prefix, lambda: on_spark(self._spark)(task, parts))
 
