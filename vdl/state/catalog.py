@@ -875,7 +875,9 @@ class Catalog:
                 f"the partition has {len(info.replicas)} replicas, but {len(servers)} were "
                 "requested",
             )
-        elif complaint := self._why_not_drained(servers):
+        # Versions that cannot move votes cancel it in any case, and must apply what all others do.
+        is_checked = not cancels or self.knows_moved_votes
+        if is_checked and (complaint := self._why_not_drained(servers)):
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         there = {replica.server_id for replica in self.listed(group_id)}
         more = [server for server in servers if server not in there]

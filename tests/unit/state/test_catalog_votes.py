@@ -15,6 +15,8 @@ from tests.unit.state.test_catalog_added_servers import (
     _finish,
     _grown,
     _register,
+    _servers,
+    _topic,
     assert_derived,
 )
 from vdl.errors import ErrorCode
@@ -210,6 +212,37 @@ def test_late_command_does_not_hit_another_directory(directory: bytes) -> None:
     plain = commands.DecommissionServer(ServerId(1), INITIAL[ServerId(1)])
     assert _apply(catalog, plain).error is ErrorCode.INVALID_REQUEST  # as in older versions
     assert not catalog.leaving
+
+
+def _resize(catalog: Catalog, servers: list[int] | None) -> ErrorCode:
+    to = None if servers is None else [ServerId(server) for server in servers]
+    command = commands.AlterReassignments([commands.Reassign("t", 0, to)], may_change_count=True)
+    error: ErrorCode = _apply(catalog, command).errors[0][0]
+    return error
+
+
+def test_cancel_that_would_keep_a_server_for_ever_is_refused() -> None:
+    """The removal was accepted because the partition gets fewer replicas."""
+    catalog = _grown()
+    (group,) = _topic(catalog, "t", [[1, 2, 3, 4]])
+    assert _resize(catalog, [2, 3, 1]) is ErrorCode.NONE
+    assert _leave(catalog, 1)[0] is ErrorCode.NONE
+    assert _resize(catalog, None) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert _servers(catalog, group) == [2, 3, 1]
+    old = INITIAL[ServerId(1)]
+    _apply(catalog, commands.DecommissionServer(ServerId(1), old, is_leaving=False))
+    assert _resize(catalog, None) is ErrorCode.NONE
+    assert _servers(catalog, group) == [1, 2, 3, 4]
+
+
+def test_cancel_is_as_in_older_versions_while_they_may_apply_it_too() -> None:
+    """All servers must have the same catalog, also during an upgrade."""
+    catalog = _grown()
+    (group,) = _topic(catalog, "t", [[1, 2, 3, 4]])
+    assert _resize(catalog, [2, 3, 1]) is ErrorCode.NONE
+    assert _leave(catalog, 4)[0] is ErrorCode.NONE
+    assert _resize(catalog, None) is ErrorCode.NONE
+    assert _servers(catalog, group) == [1, 2, 3, 4]
 
 
 def test_catalog_without_moved_votes_is_stored_as_before() -> None:

@@ -205,9 +205,9 @@ class AddedServers:
         As for `_why_not_now`, all must be there to say their version, except the one that leaves:
         it may be gone for good.
         """
-        if self._state.catalog.knows_moved_votes:
-            return ""
         state, catalog = self._state, self._state.catalog
+        if catalog.knows_moved_votes:
+            return ""
         for other in sorted(catalog.first_servers.keys() | catalog.added.keys()):
             if other == state.server_id:
                 continue
