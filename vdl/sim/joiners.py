@@ -129,10 +129,11 @@ class Joiners:
         for joiner in self._machines:
             for machine in self._machines:
                 host = machine.server.host if machine.server is not None else None
-                if host is not None and (
-                    (_waits_at(machine, joiner) and joiner.server_id in host.catalog.added)
-                    or _is_elsewhere(host, joiner)
-                ):
+                # A removed server knows the catalog of long ago, and can do nothing.
+                if host is None or not self.takes_part(machine):
+                    continue
+                waits = _waits_at(machine, joiner) and joiner.server_id in host.catalog.added
+                if waits or _is_elsewhere(host, joiner):
                     self._ask(machine, joiner, 0.0)
                     break
 

@@ -55,10 +55,11 @@ def add(world: World, port: int = PEER_PORT) -> None:
     assert asked(world, admit) is ErrorCode.NONE
 
 
-def remove(world: World) -> None:
+def remove(world: World, server_id: ServerId = NEW) -> None:
     def leave(host: Host, done: Callable[..., None]) -> None:
-        deadline_ns = host.clock.now_ns() + 2 * S
-        host.added_servers.decommission(NEW, is_leaving=True, deadline_ns=deadline_ns, done=done)
+        host.added_servers.decommission(
+            server_id, is_leaving=True, deadline_ns=host.clock.now_ns() + 2 * S, done=done
+        )
 
     assert asked(world, leave) is ErrorCode.NONE
 
@@ -231,5 +232,28 @@ def test_server_is_removed_while_it_is_cut_off_and_learns_of_it_later() -> None:
         assert new.server is not None
         server = new.server
         assert world.wait(10 * S, lambda: server.state is ServerState.REMOVED)
+
+    story_of(story)
+
+
+def test_new_address_is_not_reported_to_a_removed_server() -> None:
+    """It has a catalog, in which the address is the old one for ever."""
+
+    def story(world: World) -> None:
+        new, first = world.machines[3], world.machines[0]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        assert first.server is not None
+        server = first.server
+        remove(world, first.server_id)
+        assert world.wait(20 * S, lambda: server.state is ServerState.REMOVED)
+        new.kill()
+        new.peer_port = OTHER_PEER_PORT
+        new.start()
+        joiners = world.joiners
+        assert joiners is not None
+        joiners.stop()
+        assert world.wait(20 * S, lambda: not joiners.unsettled()), joiners.unsettled()
 
     story_of(story)
