@@ -86,7 +86,7 @@ def story_of(story: Callable[[World], None], options: Options = CALM) -> World:
 
 
 def test_servers_join_and_leave_and_break_nothing() -> None:
-    world = World(1, replace(CALM, member_changes=1.0, moves=0.5, seconds=8))
+    world = World(1, replace(CALM, member_changes=2.0, moves=0.5, seconds=8))
     assert world.run().violations == []
     assert world.joiners is not None
     assert world.joiners.accepted > 3
