@@ -435,15 +435,6 @@ class LeaderListReceiver:
         for group in [group for group in known if is_deleted(group)]:
             self.forget_group(group)
 
-    def forget_peer(self, peer: ServerId) -> list[LeaderChange]:
-        """Forget a server that left the cluster; it leads nothing."""
-        changes: list[LeaderChange] = []
-        held = self._held.pop(peer, None)
-        if held is not None:
-            for group in list(held.listed):
-                self._dropped(held, group, changes)
-        return changes
-
     def _led(
         self,
         held: _Held,

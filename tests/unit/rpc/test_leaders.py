@@ -284,8 +284,8 @@ def test_leaders_cut_frames_are_malformed() -> None:
                 lists[TWO].received(ONE, frame_type, payload[:end], 1)
 
 
-def test_leaders_forgotten_group_and_peer_leave_no_trace() -> None:
-    """A deleted group is unknown; a removed server leads nothing."""
+def test_leaders_forgotten_group_leaves_no_trace() -> None:
+    """A deleted group is unknown."""
     lists = linked(ONE, TWO)
     one, two = lists[ONE], lists[TWO]
     for group in (8, 9):
@@ -293,7 +293,6 @@ def test_leaders_forgotten_group_and_peer_leave_no_trace() -> None:
     deliver(two, ONE, one.frames(TWO, 1), 1)
     two.receiver.forget_group(8)
     assert two.receiver.leader(8) is None
-    assert two.receiver.forget_peer(ONE) == [LeaderChange(9, 4, 0)]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -116,13 +116,6 @@ class ModernGroup:
                 names.update(self.patterns.get(member.pattern, ()))
         return names
 
-    def names_of(self, member: ModernMember) -> set[str]:
-        """Return the topics that one member subscribes to."""
-        found = set(member.topics)
-        if member.pattern:
-            found.update(self.patterns.get(member.pattern, ()))
-        return found
-
     # --- changes -----------------------------------------------------------------------------
     def put(self, member: ModernMember) -> None:
         """Add a member, or replace it by its next value."""
