@@ -54,7 +54,7 @@ def test_store_refused_room_at_any_step_goes_on_and_recovers(name, tmp_path):
     engine.start()
     rng = random.Random(name)
     was_full = False
-    for round_ in range(2):
+    for round_ in range(4):
         do_some(engine, model, rng, 15)
         failpoint.arm(f"{name}:enospc")
         do_some(engine, model, rng, 15, kinds=STAGED)

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from segments.api import CorruptRecord, UnknownFormat
-from segments.directory.format_note import FORM, read_form, write_form
+from segments.directory.format_note import FORM, FORM_CLEARS, read_form, write_form
 from segments.format import block
 from segments.format.block import CLEAR, KINDS, STATE_RECORD, TRIM
 from segments.io.fs import RealFileSystem
@@ -32,11 +32,11 @@ def engine(tmp_path, writer):
 
 
 def test_directory_says_its_form_before_the_journal_uses_it(engine, tmp_path):
-    assert read_form(RealFileSystem(), engine.directory) == FORM
+    assert read_form(RealFileSystem(), engine.directory) == FORM_CLEARS
     (tmp_path / "data" / "format").unlink()
     assert read_form(RealFileSystem(), engine.directory) == 1
     engine.reopen()
-    assert read_form(RealFileSystem(), engine.directory) == FORM
+    assert read_form(RealFileSystem(), engine.directory) == FORM_CLEARS
     engine.crash()
 
 
@@ -95,7 +95,7 @@ def test_one_half_of_the_note_is_enough(engine, tmp_path):
     whole = path.read_bytes()
     for at in (0, 9, 12, 4_096, 4_096 + 15):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert read_form(RealFileSystem(), engine.directory) == FORM
+        assert read_form(RealFileSystem(), engine.directory) == FORM_CLEARS
     path.write_bytes(bytes(len(whole)))
     with pytest.raises(CorruptRecord, match="format"):
         read_form(RealFileSystem(), engine.directory)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from segments.api import HardState, StorageError, StoredEntry
-from segments.directory.format_note import FORM, read_form
+from segments.directory.format_note import FORM_CLEARS, read_form
 from segments.format.block import BLOCK_MAGIC, KINDS, PAGE_BYTES, RECORD_BYTES, decode_block
 from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
@@ -48,7 +48,7 @@ def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
             if kept is not None:
                 found |= set(kept.table[8::RECORD_BYTES])
     assert found == KINDS
-    assert read_form(RealFileSystem(), harness.directory) == FORM
+    assert read_form(RealFileSystem(), harness.directory) == FORM_CLEARS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -405,7 +405,7 @@ def test_state_of_all_logs_is_collected_once_for_a_journal_file(
 
     monkeypatch.setattr(writer_module, "marks_of", counted)
     begun = store._journal.current_sequence
-    for _ in range(60):
+    for _ in range(80):
         put(harness, log, writer, 10, size=500)
     files = store._journal.current_sequence - begun
     assert files > 5

@@ -8,6 +8,7 @@ import pytest
 
 from raft.types import Entry
 from segments.api import HardState, Log, MetaBatch, StoreOptions
+from segments.log import tail_cache
 from segments.log.tail_cache import Tail
 from segments.store import DiskStore
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -120,6 +121,7 @@ def test_entries_that_stay_in_the_cache_when_others_take_their_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They share a chunk with older entries."""
+    monkeypatch.setattr(tail_cache, "CHUNK_BYTES_MIN", 4 << 10)
     bench = Bench()
     bench.append(1, 6)
     bench.append(5, 3)

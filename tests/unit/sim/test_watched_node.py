@@ -34,7 +34,7 @@ from raft.types import (
 from vdl.sim.watched_node import UNHEARD_TIMEOUTS, WatchedNode
 
 TICKS = 10
-CONF = ConfState(voters=[1, 2, 3])
+CONF = ConfState(voters=(1, 2, 3))
 
 
 class Bench:
