@@ -92,8 +92,8 @@ def test_host_dies_replicas_are_balanced_and_a_server_leaves_as_planned(
         assert not document["plan"]["steps"]
 
         code, document = _json(servers, "plan", "remove", "1")
-        assert (code, document["plan"]["steps"]) == (1, [])
-        assert "cannot be moved" in document["plan"]["refused"]
+        assert code == 0, document
+        assert document["plan"]["steps"], "one of the first servers may leave"
         code, document = _json(servers, "plan", "move", f"t:0={found[0][0]}")
         assert (code, document["done"]) == (1, None)
         assert document["plan"]["refused"] == "t-0: fewer than two durable copies would be left"
