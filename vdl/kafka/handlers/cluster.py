@@ -10,8 +10,8 @@ members (KIP-853). The catalog's leader is queried. An offset here is the index 
 log's end is the index after the last, the high watermark that after the last committed one.
 
 UnregisterBroker (KIP-631) removes a server that has no replica of a partition; `vdl member remove`
-also moves the partitions. The servers with which the cluster began hold the catalog and the
-coordinators, which cannot be moved, so these are refused.
+also moves the partitions, and the votes of a server that holds the catalog and the coordinators.
+Such a voter is refused here.
 """
 
 from __future__ import annotations
