@@ -308,10 +308,7 @@ def test_cluster_grows_and_shrinks_under_load_and_loses_nothing(servers: Set) ->
         assert servers.running[4].wait(60) == 0
     finally:
         load.end()
-    assert not load.failed
-    assert len(load.acknowledged) > 100
-    assert set(load.acknowledged) <= load.read.keys()
-    assert log_counts(servers) == Counter(load.acknowledged)
+    assert_each_is_there_once(load, servers)
     servers.start(4)
     until(lambda: servers.log(4).count("event=server_removed") > 1, "the removed server takes part")
 
@@ -341,10 +338,7 @@ def test_all_servers_of_the_beginning_are_removed_under_load(tmp_path: Path) -> 
                 servers.end(old)
         finally:
             load.end()
-        assert not load.failed
-        assert len(load.acknowledged) > 100
-        assert set(load.acknowledged) <= load.read.keys()
-        assert log_counts(servers) == Counter(load.acknowledged)
+        assert_each_is_there_once(load, servers)
         assert {n for n, one in servers.members().items() if one["is_voter"]} == {4, 5, 6}
         for server in (4, 5, 6):
             servers.end(server)
@@ -361,6 +355,14 @@ def test_all_servers_of_the_beginning_are_removed_under_load(tmp_path: Path) -> 
         assert log_counts(servers) == Counter([*load.acknowledged, *range(1_000_000, 1_000_100)])
     finally:
         servers.close()
+
+
+def assert_each_is_there_once(load: Load, servers: Set) -> None:
+    """Check that no record failed, and that each acknowledged one was read and is there once."""
+    assert not load.failed
+    assert len(load.acknowledged) > 100
+    assert set(load.acknowledged) <= load.read.keys()
+    assert log_counts(servers) == Counter(load.acknowledged)
 
 
 def log_counts(servers: Set) -> Counter[int]:
