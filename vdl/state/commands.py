@@ -23,7 +23,7 @@ import msgspec
 
 from ids import DirectoryId, GroupId, Offset, ReplicaNumber, ServerId
 from vdl.state.modern.partitions import Partitions
-from vdl.state.table import decoded
+from vdl.state.table import decoding
 
 
 class Command(
@@ -965,8 +965,6 @@ DecodeError = msgspec.DecodeError
 """Raised for a payload that is not a command known to this version."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
-_DECODER = msgspec.msgpack.Decoder(Envelope)
-_COMMAND_DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(AnyCommand)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -974,12 +972,11 @@ def encode(envelope: Envelope) -> bytes:
     return _ENCODER.encode(envelope)
 
 
-def decode(data: bytes | bytearray | memoryview) -> Envelope:
-    """Decode the payload of an entry. The result holds no reference into `data`.
+decode = decoding(msgspec.msgpack.Decoder(Envelope))
+"""Decode the payload of an entry. The result holds no reference into the data.
 
-    Raise msgspec.DecodeError if it is not a known command.
-    """
-    return decoded(_DECODER, data)
+Raise msgspec.DecodeError if it is not a known command.
+"""
 
 
 def encode_command(command: Command) -> bytes:
@@ -987,9 +984,10 @@ def encode_command(command: Command) -> bytes:
     return _ENCODER.encode(command)
 
 
-def decode_command(data: bytes | bytearray | memoryview) -> Command:
-    """Decode a command without an envelope. The result holds no reference into `data`.
+_COMMAND_DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(AnyCommand)
 
-    Raise msgspec.DecodeError if it is not a known command.
-    """
-    return decoded(_COMMAND_DECODER, data)
+decode_command = decoding(_COMMAND_DECODER)
+"""Decode a command without an envelope. The result holds no reference into the data.
+
+Raise msgspec.DecodeError if it is not a known command.
+"""

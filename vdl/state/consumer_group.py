@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import IntEnum
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state.commands import Protocol
-from vdl.state.table import text_bytes
+from vdl.state.table import text_bytes, texts_bytes
 
 Counted = TypeVar("Counted")
 
@@ -31,6 +32,8 @@ GROUP_BYTES = 64
 """Estimated size of a group in a snapshot, without names. Likewise for members and pending ids."""
 MEMBER_BYTES = 96
 PENDING_BYTES = 16
+
+_name_of = attrgetter("name")
 
 
 class GroupState(IntEnum):
@@ -180,6 +183,8 @@ class ConsumerGroup:
         first = next(iter(self.members.values()))
         common = {protocol.name: None for protocol in first.protocols if self._is_common(protocol)}
         assert common, self.group_id
+        if len(common) == 1:
+            return next(iter(common))
         votes: Counter[str] = Counter()
         for names, members in self.preferences.items():
             votes[next(name for name in names if name in common)] += members
@@ -252,7 +257,7 @@ class ConsumerGroup:
         return True
 
     def _count_protocols(self, member: Member, change: int) -> None:
-        names = tuple(protocol.name for protocol in member.protocols)
+        names: tuple[str, ...] = tuple(map(_name_of, member.protocols))
         _add_to(self.preferences, names, change)
         # A client may list a protocol twice.
         for name in dict.fromkeys(names):
@@ -298,24 +303,22 @@ def group_from(stored: StoredGroup) -> ConsumerGroup:
 
 def protocols_bytes(protocols: list[Protocol]) -> int:
     """Return the estimated size of protocols in a snapshot."""
-    size = 8 * len(protocols)
+    size = 8 * len(protocols) + texts_bytes(*map(_name_of, protocols))
     for protocol in protocols:
-        size += text_bytes(protocol.name) + len(protocol.metadata)
+        size += len(protocol.metadata)
     return size
-
-
-def client_bytes(client_id: str, client_host: str) -> int:
-    """Return the estimated size of a client's id and host in a snapshot."""
-    return text_bytes(client_id) + text_bytes(client_host)
 
 
 def member_bytes(member: Member) -> int:
     """Return the estimated size of a member in a snapshot."""
     return (
         MEMBER_BYTES
-        + text_bytes(member.member_id)
-        + text_bytes(member.group_instance_id or "")
-        + client_bytes(member.client_id, member.client_host)
+        + texts_bytes(
+            member.member_id,
+            member.group_instance_id or "",
+            member.client_id,
+            member.client_host,
+        )
         + len(member.assignment)
         + protocols_bytes(member.protocols)
     )

@@ -26,7 +26,6 @@ from vdl.state.consumer_group import (
     GroupState,
     Member,
     StoredGroup,
-    client_bytes,
     group_from,
     protocols_bytes,
 )
@@ -39,7 +38,7 @@ from vdl.state.table import (
     stored_changes,
     stored_items,
     taken,
-    text_bytes,
+    texts_bytes,
 )
 
 
@@ -177,7 +176,8 @@ class ConsumerGroups:
     @property
     def bytes_held(self) -> int:
         """Estimated size of all groups in a snapshot."""
-        return self._held.of(self.groups)
+        held = self._held
+        return held.of(self.groups) if held.stale else held.total
 
     def _touch(self, group_id: str) -> None:
         """Mark a group as changed."""
@@ -363,8 +363,9 @@ class ConsumerGroups:
         assert group.state is GroupState.COMPLETING_REBALANCE, group.state
         assignments = dict(command.assignments)
         members = group.members.values()
-        more = sum(len(assignments.get(member.member_id, b"")) for member in members)
-        more -= sum(len(member.assignment) for member in members)
+        more = 0
+        for member in members:
+            more += len(assignments.get(member.member_id, b"")) - len(member.assignment)
         refusal = _refusal(group, more, free_bytes)
         if refusal is not ErrorCode.NONE:
             is_full = refusal is COORDINATOR_IS_FULL
@@ -561,13 +562,12 @@ class ConsumerGroups:
 
         Static members that did not join stay until their sessions end (KIP-345).
         """
-        absent = [member for member in group.members.values() if not member.joined]
-        for member in absent:
-            if member.group_instance_id is None:
-                self._remove(group, member.member_id, events)
         members = group.members
-        joined = [member.member_id for member in members.values() if member.joined]
-        if members and not joined:
+        if group.joined_count < len(members):
+            for member in [member for member in members.values() if not member.joined]:
+                if member.group_instance_id is None:
+                    self._remove(group, member.member_id, events)
+        if members and not group.joined_count:
             events.append(RebalanceStarted(group.group_id))
             return
         group.held = False
@@ -577,8 +577,9 @@ class ConsumerGroups:
             group.leader = None
             group.enter(GroupState.EMPTY, now_ms)
         else:
-            if group.leader not in joined:
-                group.leader = joined[0]
+            leader = members.get(group.leader or "")
+            if leader is None or not leader.joined:
+                group.leader = next(one.member_id for one in members.values() if one.joined)
             group.protocol_name = group.select_protocol()
             group.begin_generation()
             group.enter(GroupState.COMPLETING_REBALANCE, now_ms)
@@ -619,12 +620,12 @@ def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:
     if known is None and command.group_instance_id is not None:
         known = group.members.get(group.static_members.get(command.group_instance_id, ""))
     said = protocols_bytes(command.protocols)
-    said += client_bytes(command.client_id, command.client_host)
     if known is not None:
-        before = client_bytes(known.client_id, known.client_host)
-        return said - protocols_bytes(known.protocols) - before
+        said += texts_bytes(command.client_id, command.client_host)
+        said -= texts_bytes(known.client_id, known.client_host)
+        return said - protocols_bytes(known.protocols)
     names = (command.member_id, command.new_member_id, command.group_instance_id or "")
-    return said + MEMBER_BYTES + sum(map(text_bytes, names))
+    return said + MEMBER_BYTES + texts_bytes(command.client_id, command.client_host, *names)
 
 
 def is_full(group: ConsumerGroup, members_max: int) -> bool:
@@ -653,8 +654,8 @@ def is_too_late(group: ConsumerGroup, member: Member, members_max: int) -> bool:
 
 def _update(group: ConsumerGroup, member: Member, command: commands.JoinGroup) -> None:
     """Update the fields that a member sends with each join."""
-    before = client_bytes(member.client_id, member.client_host)
-    group.bytes += client_bytes(command.client_id, command.client_host) - before
+    group.bytes += texts_bytes(command.client_id, command.client_host)
+    group.bytes -= texts_bytes(member.client_id, member.client_host)
     member.client_id = command.client_id
     member.client_host = command.client_host
     member.session_timeout_ms = command.session_timeout_ms

@@ -232,17 +232,21 @@ class Coordinator:
             yield from (group for _, _, group in sharing.partitions)
 
     @property
-    def bytes_held(self) -> int:
-        """Estimated size of the whole state in a snapshot."""
+    def _bytes_besides_offsets(self) -> int:
         # The tables are named one by one: every beginning transaction calls this.
         groups = self.groups.bytes_held + self.consumer.bytes_held + self.share.bytes_held
-        return groups + self.offsets.bytes + self.pending.bytes + self.transactions.bytes
+        return groups + self.pending.bytes + self.transactions.bytes
+
+    @property
+    def bytes_held(self) -> int:
+        """Estimated size of the whole state in a snapshot."""
+        return self._bytes_besides_offsets + self.offsets.bytes
 
     @property
     def shared_bytes(self) -> int:
         """Size that `COORDINATOR_BYTES_MAX` bounds: all, or all but committed offsets."""
-        held = self.bytes_held
-        return held if self.positions_bound is None else held - self.offsets.bytes
+        held = self._bytes_besides_offsets
+        return held if self.positions_bound is not None else held + self.offsets.bytes
 
     @property
     def room_used(self) -> float:
@@ -312,7 +316,8 @@ class Coordinator:
 
     def has_consumers(self, group_id: str) -> bool:
         """Return True for a group of the newer protocol with members, classic ones included."""
-        return group_id in self.consumer and not self.consumer.is_empty(group_id)
+        group = self.consumer.groups.get(group_id)
+        return group is not None and bool(group.members)
 
     def _leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
         if command.group_id in self.consumer:

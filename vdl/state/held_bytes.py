@@ -20,11 +20,11 @@ class Sized(Protocol):
 class HeldBytes:
     """Lazily updated sum of sizes; see the module."""
 
-    __slots__ = ("_sizes", "_total", "stale")
+    __slots__ = ("_sizes", "stale", "total")
 
     def __init__(self) -> None:
-        self._total = 0
-        """Invariant: the sum of `_sizes`."""
+        self.total = 0
+        """The sum of `_sizes`: the size of all, if none is stale."""
         self._sizes: dict[str, int] = {}
         """Size of each name when last measured."""
         self.stale: set[str] = set()
@@ -35,14 +35,14 @@ class HeldBytes:
         for name in self.stale:
             one = known.get(name)
             now = 0 if one is None else one.bytes
-            self._total += now - self._sizes.pop(name, 0)
+            self.total += now - self._sizes.pop(name, 0)
             if now:
                 self._sizes[name] = now
         self.stale.clear()
-        return self._total
+        return self.total
 
     def load(self, known: Mapping[str, Sized]) -> None:
         """Measure everything again."""
         self.stale = set()
         self._sizes = {name: one.bytes for name, one in known.items()}
-        self._total = sum(self._sizes.values())
+        self.total = sum(self._sizes.values())

@@ -180,30 +180,26 @@ class ShareGroupChanged:
 class ShareGroups:
     """All share groups of one coordinator. `bytes_max` is their size limit."""
 
-    __slots__ = ("_bytes", "_dirty", "_members", "bytes_max", "groups")
+    __slots__ = ("_dirty", "_members", "bytes_held", "bytes_max", "groups")
 
     def __init__(self) -> None:
         self.bytes_max = 1 << 62
         self.groups: dict[str, ShareGroup] = {}
         """By id; read-only to other modules."""
         self._members = 0
-        self._bytes = 0
+        self.bytes_held = 0
+        """Estimated size of all groups in a snapshot. Changed only here."""
         self._dirty: set[str] = set()
 
     def __len__(self) -> int:
         """Return the number of groups plus that of their members."""
         return len(self.groups) + self._members
 
-    @property
-    def bytes_held(self) -> int:
-        """Estimated size of all groups in a snapshot."""
-        return self._bytes
-
     def drop(self, group_id: str) -> None:
         """Remove a group that has no members."""
         group = self.groups.pop(group_id)
         assert not group.members, group_id
-        self._bytes -= group.bytes
+        self.bytes_held -= group.bytes
         self._dirty.add(group_id)
 
     # --- commands --------------------------------------------------------------------------
@@ -265,15 +261,15 @@ class ShareGroups:
         more = after - group.bytes
         if more > 0 and after > GROUP_BYTES_MAX:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
-        is_full = more > 0 and self._bytes + more > self.bytes_max
+        is_full = more > 0 and self.bytes_held + more > self.bytes_max
         return COORDINATOR_IS_FULL if is_full else ErrorCode.NONE
 
     def _change(self, group: ShareGroup, members: Members, topics: Topics) -> ShareGroupChanged:
-        self._bytes -= group.bytes
+        self.bytes_held -= group.bytes
         self._members += len(members) - len(group.members)
         group.members, group.topics = members, topics
         group.changed()
-        self._bytes += group.bytes
+        self.bytes_held += group.bytes
         self.groups[group.group_id] = group
         self._dirty.add(group.group_id)
         return ShareGroupChanged(ErrorCode.NONE, [GroupTouched(group.group_id, GroupKind.SHARE)])
@@ -293,7 +289,7 @@ class ShareGroups:
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything. Raise msgspec.DecodeError for a value that was never stored."""
-        self.groups, self._members, self._bytes, self._dirty = {}, 0, 0, set()
+        self.groups, self._members, self.bytes_held, self._dirty = {}, 0, 0, set()
         for value in values:
             stored = decode_value(value, StoredShareGroup)
             group = ShareGroup(stored.group_id)
@@ -303,7 +299,7 @@ class ShareGroups:
             group.count()
             self.groups[group.group_id] = group
             self._members += len(group.members)
-            self._bytes += group.bytes
+            self.bytes_held += group.bytes
 
 
 def topics_after(group: ShareGroup, members: Members, known: list[ShareTopic]) -> Topics:

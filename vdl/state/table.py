@@ -39,12 +39,19 @@ def decode_value(data: bytes, kind: type[Value]) -> Value:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[Value], data: bytes | bytearray | memoryview) -> Value:
-    """Decode `data`. Raise msgspec.DecodeError if that fails, also for invalid UTF-8."""
-    try:
-        return decoder.decode(data)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(str(error)) from error
+def decoding(
+    decoder: msgspec.msgpack.Decoder[Value],
+) -> Callable[[bytes | bytearray | memoryview], Value]:
+    """Return `decoder.decode`, which then raises msgspec.DecodeError also for invalid UTF-8."""
+    decode = decoder.decode
+
+    def decoded(data: bytes | bytearray | memoryview) -> Value:
+        try:
+            return decode(data)
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(str(error)) from error
+
+    return decoded
 
 
 class Stored(Protocol):
@@ -136,6 +143,14 @@ def scanned_items(kind: bytes, known: Mapping[str, Stored]) -> Iterator[tuple[by
 def text_bytes(text: str) -> int:
     """Return the length of a text as stored, in bytes."""
     return len(text) if text.isascii() else len(text.encode())
+
+
+def texts_bytes(*texts: str) -> int:
+    """Return the length of several texts as stored, in bytes."""
+    size = 0
+    for text in texts:
+        size += len(text) if text.isascii() else len(text.encode())
+    return size
 
 
 def digest_key(kind: bytes, *names: str | int) -> bytes:

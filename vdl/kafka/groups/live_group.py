@@ -144,9 +144,7 @@ class LiveGroup:
     @property
     def group(self) -> ConsumerGroup:
         """The group as applied."""
-        group = self.led.machine.group(self.group_id)
-        assert group is not None, self.group_id
-        return group
+        return self.led.machine.groups.groups[self.group_id]
 
     def resume(self) -> None:
         """Start from the applied state, when this server starts to serve it."""

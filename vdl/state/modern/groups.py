@@ -138,7 +138,8 @@ class ModernGroups:
     @property
     def bytes_held(self) -> int:
         """Estimated size of all groups in a snapshot."""
-        return self._held.of(self.groups)
+        held = self._held
+        return held.of(self.groups) if held.stale else held.total
 
     def is_empty(self, group_id: str) -> bool:
         """Return True if an existing group has no members."""
