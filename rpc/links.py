@@ -137,12 +137,8 @@ class _Connection:
 
     def _take(self) -> None:
         """Handle received events, up to this turn's share, and note how long it takes."""
-        links, left, began_ns = self.links, self.share.left, self.links.work_ns()
-        self._deliver()
-        links.pace.delivered(left - self.share.left, links.work_ns() - began_ns)
-
-    def _deliver(self) -> None:
         engine, links, share = self.engine, self.links, self.share
+        left, began_ns = share.left, links.work_ns()
         try:
             while not self.is_closed and (event := engine.next_event()) is not None:
                 share.left -= 1
@@ -168,9 +164,9 @@ class _Connection:
             if not self.is_closed:
                 self.close()
                 links._over(self, reason=None, text=str(error))
-            return
         if engine.unsent_bytes and not self.blocked and not self.is_closed:
             self.flush()
+        links.pace.delivered(left - share.left, links.work_ns() - began_ns)
 
     def _see_next_turn(self) -> None:
         if not self.share.is_refill_due:
@@ -331,6 +327,8 @@ class Links:
         self._options = options
         self._tell_dial_failed = dial_failed
         self.pace = TurnPace(options.turn_messages_max)
+        self.work_ns = clock.work_ns
+        """Return the time to measure work by, within a turn. Called for each delivery."""
         self._security = security
         self._refused = 0
         self._peers: dict[ServerId, _Peer] = {}
@@ -391,10 +389,6 @@ class Links:
     def now_ns(self) -> int:
         """Return the time of the loop's monotonic clock."""
         return self._clock.now_ns()
-
-    def work_ns(self) -> int:
-        """Return the time to measure work by, within a turn."""
-        return self._clock.work_ns()
 
     def part_of_turn(self, *, is_busy: bool) -> int:
         """Return the number of messages that one link delivers per turn.
