@@ -214,8 +214,9 @@ class Inbox:
 
     def _admitted(self, message: MsgApp, group: Group, server_id: ServerId) -> PeerMessage | None:
         """Return the part of an append to step now. None: it is held, or dropped."""
-        if group.ahead.keeps_back(message):
-            if not group.ahead.holds_behind(message):
+        ahead = group.ahead
+        if ahead.held and ahead.keeps_back(message):
+            if not ahead.holds_behind(message):
                 self._stats.messages_dropped += 1
             return None
         if not message.entries:
@@ -231,8 +232,8 @@ class Inbox:
         if not taken:
             return self._without_entries(message, group)
         message.entries = taken
-        is_held = len(taken) == 1 and self._is_held(message, group, server_id)
-        return None if is_held else message
+        is_large = len(taken) == 1 and len(taken[0].data) >= ahead.bytes_min
+        return None if is_large and self._is_held(message, group, server_id) else message
 
     def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
         """Hold an admitted append until its large entry is written ahead.
@@ -240,7 +241,7 @@ class Inbox:
         Return False if it is to be stepped.
         """
         ahead, size = group.ahead, len(message.entries[0].data)
-        if size < ahead.bytes_min or not ahead.holds(message):
+        if not ahead.holds(message):
             return False
         self._state.large_room.note_ahead(ahead, size if size > LARGE_BATCH_BYTES else 0)
         ahead.on_release = partial(self._release, group, server_id)
