@@ -147,6 +147,23 @@ def test_a_silent_member_is_removed_and_others_are_not() -> None:
     assert list(made.machine(GROUP).share.groups.groups[GROUP].members) == ["a"]
 
 
+def test_a_client_that_goes_before_it_has_joined_is_removed() -> None:
+    """Otherwise its partitions would have no reader until the coordinator moves."""
+    made = cluster()
+    join(made, "a")
+    made.commits = False
+    beat(made, "gone", 0, ["t"]).hang_up()
+    made.commits = True
+    made.pump()
+    members = made.machine(GROUP).share.groups.groups[GROUP].members
+    assert list(members) == ["a", "gone"]
+    for _ in range(6):
+        made.advance(10_000)
+        answer = beat(made, "a", 1, ["t"]).response
+    assert list(made.machine(GROUP).share.groups.groups[GROUP].members) == ["a"]
+    assert places(answer) == [0, 1, 2]
+
+
 def test_a_new_coordinator_gives_everybody_a_whole_session() -> None:
     made = cluster(servers=2)
     join(made, "a")

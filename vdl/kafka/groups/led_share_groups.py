@@ -56,9 +56,14 @@ class LedShareGroups:
         self._sessions.renew(group_id, member_id, period_ms)
 
     def touched(self, group_id: str) -> None:
-        """Note that the group has changed, or is gone."""
+        """Note that the group has changed, or is gone. The session of a new member begins here: its
+        client may be gone before its request is answered."""
         group = self._groups.groups.get(group_id)
-        self._sessions.end_others(group_id, () if group is None else group.members)
+        members = {} if group is None else group.members
+        self._sessions.end_others(group_id, members)
+        for member_id in members:
+            if (group_id, member_id) not in self._sessions:
+                self.renew(group_id, member_id)
 
     def topics_of(self, names: Iterable[str]) -> list[ShareTopic]:
         """Return those of the topics that exist, by name."""

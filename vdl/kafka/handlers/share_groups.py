@@ -169,8 +169,6 @@ def _stay(
         if code is not ErrorCode.NONE or changed is None:
             later.complete(_refused(code or ErrorCode.COORDINATOR_NOT_AVAILABLE))
             return
-        if member_id in changed.members:
-            led.share.renew(group_id, member_id)
         later.complete(_answer(request, led, changed))
 
     groups.propose(group_id, command, later.step(done), asker=ctx.asker)
