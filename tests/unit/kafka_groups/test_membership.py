@@ -195,6 +195,26 @@ def test_static_leader_that_restarts_does_not_assign_again(cluster: Cluster, ver
     assert fenced is ErrorCode.FENCED_INSTANCE_ID
 
 
+def test_static_member_that_returns_too_late_for_its_answer_has_a_session(
+    cluster: Cluster,
+) -> None:
+    """It may never send another request; its partitions go to others then."""
+    old = join(cluster, group_instance_id="i").response.member_id
+    sync(cluster, old, 1, {old: b"mine"}, group_instance_id="i")
+    cluster.commits = False
+    back = join(cluster, group_instance_id="i")
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.servers[1].state_groups[number].expire(1 << 62)
+    assert back.response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    cluster.commits = True
+    cluster.pump()
+    group = cluster.machine(GROUP).group(GROUP)
+    assert group is not None
+    assert list(group.members) != [old]
+    cluster.advance(11_000)
+    assert not group.members
+
+
 def test_open_join_of_a_replaced_static_member_is_fenced(cluster: Cluster) -> None:
     """Error 82: of two processes with one instance id the newer one wins."""
     (first, _), _ = stable_group(cluster)

@@ -253,6 +253,11 @@ class LiveGroup:
         sync = self.syncs.pop(member_id, None)
         if sync is not None:
             sync.complete(Synced(error))
+        if error is ErrorCode.FENCED_INSTANCE_ID:
+            # Its instance is the newest member now. Its request may have been answered too early,
+            # with an unknown outcome, and it may never send another one.
+            newest = next(reversed(self.group.members.values()))
+            self.renew_session(newest.member_id, newest.session_timeout_ms)
 
     # --- sessions ------------------------------------------------------------------------------
     def renew_session(self, member_id: str, session_timeout_ms: int) -> None:
