@@ -17,7 +17,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.groups import led_consumer_groups, target_computation
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.target_computation import Request
-from vdl.state import commands
+from vdl.state import commands, coordinator
 
 
 @pytest.fixture
@@ -242,6 +242,38 @@ def test_new_partitions_and_topics_are_given_out(cluster: Cluster) -> None:
     cluster.create_topic("other", partitions=2)
     settle(cluster, one)
     assert group_of(cluster).epoch == epoch
+
+
+@pytest.mark.parametrize("leader_changes", [False, True])
+@pytest.mark.parametrize("room", [0, 30])
+def test_targets_without_room_are_computed_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, *, room: int, leader_changes: bool
+) -> None:
+    """Otherwise the partitions of a member that left have no reader, whatever room there is."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    two.leave()
+    bytes_max = cluster.machine(GROUP).shared_bytes + room
+    with monkeypatch.context() as full:
+        full.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+        cluster.advance(10_000)
+        one.beat()
+    assert indexes(one) == [0, 1]
+    number = cluster.servers[1].coordinator_group(GROUP)
+    if leader_changes:
+        cluster.elect(number, 2)
+        one.server = 2
+    committed = cluster.logs[number].committed
+    for _ in range(6):
+        cluster.advance(10_000)
+        one.beat()
+    assert indexes(one) == [0, 1, 2, 3]
+    settled = len(committed)
+    cluster.advance(40_000)
+    one.beat()
+    assert len(committed) == settled, "nothing is left to compute"
 
 
 def test_next_leader_goes_on_where_the_last_one_was(cluster: Cluster) -> None:

@@ -56,6 +56,7 @@ from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.groups import HeartbeatAnswer
 from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
 from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of, told_assignment
+from vdl.state.modern.partitions import count
 from vdl.state.resource_configs import ResourceType
 from vdl.state.subscription import read_assignment, subscribed_topics
 
@@ -69,6 +70,8 @@ LOOK_AGAIN_NS = 10 * MS
 may have thousands of groups, and all are affected at once."""
 REPEAT_NS = 200 * MS
 """Delay until targets are proposed again if they were not appended or their outcome is unknown."""
+NO_ROOM_NS = 30_000 * MS
+"""Delay until targets that found no room are computed again: room may have been freed meanwhile."""
 PATTERNS_WAIT_NS = 500 * MS
 """Longest wait of targets for the group's patterns to be matched. Then targets are computed from
 the known matches, and again when the rest is known."""
@@ -195,6 +198,8 @@ class LedConsumerGroups:
         self._hidden: dict[str, dict[str, frozenset[str]]] = {}
         """By group and member: topics it could not see when its targets were last computed."""
         self._views_revision = 0
+        self._without_room: dict[str, int] = {}
+        """Groups whose targets found no room, and the time at which they are computed again."""
         self._due: dict[str, Timer] = {}
         """Groups whose targets will be computed."""
         self._topics_revision = led.catalog.topics_revision
@@ -205,6 +210,8 @@ class LedConsumerGroups:
         self._is_closed = False
         for group_id, group in self._groups.groups.items():
             self.changed(group_id, list(group.members))
+            if group.members and _is_read_in_part(group):
+                self._without_room[group_id] = led.clock.now_ns()
         if self._groups.groups:
             self._topics_revision = -1
 
@@ -630,6 +637,7 @@ class LedConsumerGroups:
         self._patterns.forget_group(group_id)
         self._resolving.pop(group_id, None)
         self._hidden.pop(group_id, None)
+        self._without_room.pop(group_id, None)
         self._computed_ns.pop(group_id, None)
         self._moved_ns.pop(group_id, None)
         timer = self._due.pop(group_id, None)
@@ -652,12 +660,16 @@ class LedConsumerGroups:
         if revision != self._topics_revision:
             self._topics_revision = revision
             self._to_look.update(dict.fromkeys(group.group_id for group in groups))
-            if self._look_timer is None:
-                self._look_on()
         elif views != self._views_revision:
             for group_id in self._patterns.limited_groups():
                 self._compute_later(group_id)
         self._views_revision = views
+        now_ns = self._clock.now_ns()
+        for group_id in [one for one, at_ns in self._without_room.items() if at_ns <= now_ns]:
+            self._without_room[group_id] = now_ns + NO_ROOM_NS
+            self._to_look[group_id] = None
+        if self._to_look and self._look_timer is None:
+            self._look_on()
         self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
 
     def _look_on(self) -> None:
@@ -693,7 +705,12 @@ class LedConsumerGroups:
         self._computed_ns[group_id] = self._clock.now_ns()
         before = self._hidden.get(group_id, {})
         request = request_of(
-            group, self._led.catalog, self._led.own_topics, matched, hidden_before=before
+            group,
+            self._led.catalog,
+            self._led.own_topics,
+            matched,
+            hidden_before=before,
+            found_no_room=group_id in self._without_room,
         )
         if work_of(request) <= INLINE_WORK_MAX:
             self._computed(request, targets_of(request))
@@ -732,6 +749,7 @@ class LedConsumerGroups:
 
     def _computed(self, request: Request, command: commands.AssignTargets | None) -> None:
         if command is None:
+            self._without_room.pop(request.group_id, None)
             return
 
         def decided(outcome: Outcome) -> None:
@@ -740,17 +758,20 @@ class LedConsumerGroups:
             if outcome.kind is not OutcomeKind.APPLIED:
                 self._compute_later(request.group_id, REPEAT_NS)
             elif not outcome.result.has_room:
-                self._propose_without_room(request, command)
+                self._without_room[request.group_id] = self._clock.now_ns() + NO_ROOM_NS
+                if request.epoch > request.assignment_epoch:
+                    self._propose_without_room(request, command)
             elif not outcome.result.is_current:
                 self._compute_later(request.group_id)
             elif request.group_id in self._groups.groups:
                 self._hidden[request.group_id] = dict(request.hidden)
+                self._without_room.pop(request.group_id, None)
 
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
 
     def _propose_without_room(self, request: Request, command: commands.AssignTargets) -> None:
         """Propose no targets because they are too large to be kept: members keep theirs, and new
-        ones get nothing."""
+        ones get nothing until there is room."""
         self._led.propose(
             commands.AssignTargets(
                 group_id=command.group_id,
@@ -807,6 +828,13 @@ def refusal_text(error: BadPattern) -> str:
     """Return Kafka's error text for an invalid pattern."""
     pattern = error.pattern
     return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error.what}."
+
+
+def _is_read_in_part(group: ModernGroup) -> bool:
+    """Return True if partitions of the group's topics are in no member's target. There may have
+    been no room for the targets under an earlier leader."""
+    wanted = sum(topic.partitions for topic in group.topics.values())
+    return sum(map(count, group.targets.values())) < wanted
 
 
 def _topics_of(classic: ConsumerGroup, catalog: Catalog) -> list[commands.SubscribedTopic]:

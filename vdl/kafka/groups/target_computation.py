@@ -52,6 +52,8 @@ class Request:
     """Member → topics that it may not describe."""
     hidden_before: Mapping[str, frozenset[str]]
     """Value of `hidden` when the targets were last computed."""
+    found_no_room: bool
+    """True if the group has other targets than were computed last, for want of room."""
 
 
 def request_of(
@@ -61,6 +63,7 @@ def request_of(
     matched: Matched | None = None,
     *,
     hidden_before: Mapping[str, frozenset[str]] = _NOTHING,
+    found_no_room: bool = False,
 ) -> Request:
     """Collect the facts that a group's targets follow from; unrelated topics are left out.
     `own_topics`: Kafka's internal topics. `matched`: None if no member has a pattern."""
@@ -90,6 +93,7 @@ def request_of(
         matched=matched.names,
         hidden=matched.hidden,
         hidden_before=hidden_before,
+        found_no_room=found_no_room,
     )
 
 
@@ -137,8 +141,9 @@ def targets_of(request: Request) -> AssignTargets | None:
         by_name == request.known
         and resolved == request.known_patterns
         and request.hidden == request.hidden_before
+        and request.epoch == request.assignment_epoch
     )
-    if is_known and request.epoch == request.assignment_epoch:
+    if is_known and not request.found_no_room:
         return None
     topics = {
         topic.topic_id: AssignableTopic(topic.topic_id, topic.partitions, _racks_of(request, topic))
@@ -155,13 +160,16 @@ def targets_of(request: Request) -> AssignTargets | None:
         for member, mine in members
     ]
     targets = ASSIGNORS[request.assignor](candidates, topics)
+    changed = changed_targets(request.targets, targets)
+    if is_known and not changed:
+        return None
     return AssignTargets(
         group_id=request.group_id,
         group_epoch=request.epoch,
         next_epoch=request.epoch + (request.epoch == request.assignment_epoch),
         topics=[by_name[name] for name in sorted(by_name)],
         patterns=[ResolvedPattern(pattern, resolved[pattern]) for pattern in sorted(resolved)],
-        targets=changed_targets(request.targets, targets),
+        targets=changed,
     )
 
 
