@@ -16,13 +16,17 @@ Does not depend on kinds of groups or on commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from vdl.clock import MS, Clock, Timer
 
 RETRY_NS = 500 * MS
 STALL_NS = 1_000 * MS
 """A timer this late means that the server was stalled, not that clients were silent."""
+
+ENDED_MAX = 100
+"""Queue entries of members that were removed are kept up to the number of members and this many
+more: a client chooses its rebalance timeout, which may be weeks."""
 
 _Key = tuple[str, str]
 """(group id, member id)."""
@@ -64,6 +68,9 @@ class MemberSessions:
             self._members.setdefault(group_id, set()).add(member_id)
         if before is None or due_ns < before[0]:
             heappush(self._queue, (due_ns, key))
+            if len(self._queue) > 2 * len(self._due) + ENDED_MAX:
+                self._queue = [(known[0], one) for one, known in self._due.items()]
+                heapify(self._queue)
             if self._timer is None or due_ns < self._timer_ns:
                 self._arm()
 

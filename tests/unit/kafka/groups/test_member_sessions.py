@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vdl.clock import MS
-from vdl.kafka.groups.member_sessions import RETRY_NS, STALL_NS, MemberSessions
+from vdl.kafka.groups.member_sessions import ENDED_MAX, RETRY_NS, STALL_NS, MemberSessions
 from vdl.sim.clock import NodeClock, VirtualTime
 
 
@@ -76,3 +76,18 @@ def test_stall_of_the_server_costs_nobody_a_session() -> None:
     assert watch.over == []
     watch.advance(100)
     assert [members for _, _, members in watch.over] == [["a"]]
+
+
+def test_members_that_come_and_go_leave_nothing() -> None:
+    """The period is the client's rebalance timeout, which may be the largest number."""
+    watch = Watch()
+    watch.sessions.renew("g", "other", 1_000)
+    for number in range(1_000):
+        watch.sessions.renew("g", f"m{number % 3}", (1 << 31) - 1)
+        watch.sessions.end("g", f"m{number % 3}")
+        watch.sessions.renew("g", "other", 1_000)
+        watch.advance(500)
+    assert len(watch.sessions._queue) <= ENDED_MAX + 2
+    assert not watch.over
+    watch.advance(500)
+    assert watch.over == [(500_500, "g", ["other"])]
