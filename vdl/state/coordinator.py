@@ -31,6 +31,7 @@ from vdl.state.consumer_groups import (
     SyncAnswer,
 )
 from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTable, GroupTouched
+from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.groups import (
     ConsumersExpired,
     Heard,
@@ -343,17 +344,38 @@ class Coordinator:
 
         Return no events if not done.
         """
-        classic = self.group(command.group_id)
-        if classic is None or not classic.members or command.upgrade is None:
-            return []
-        if command.member_epoch != 0 or len(classic.members) >= command.members_max:
-            return []
-        group = upgraded(classic, command.upgrade, now_ms)
-        if group is None or self.shared_bytes - classic.bytes + group.bytes > COORDINATOR_BYTES_MAX:
+        group = self._upgraded(command, now_ms)
+        if group is None:
             return []
         events = self.groups.give_away(command.group_id)
         self.consumer.adopt(group)
         return [*events, GroupTouched(group.group_id, GroupKind.CONSUMER, list(group.members))]
+
+    def _upgraded(self, command: commands.ConsumerHeartbeat, now_ms: int) -> ModernGroup | None:
+        """Return what a heartbeat converts the classic group into; None if it does not."""
+        classic = self.group(command.group_id)
+        if classic is None or not classic.members or command.upgrade is None:
+            return None
+        if command.member_epoch != 0 or len(classic.members) >= command.members_max:
+            return None
+        group = upgraded(classic, command.upgrade, now_ms)
+        if group is None or self.shared_bytes - classic.bytes + group.bytes > COORDINATOR_BYTES_MAX:
+            return None
+        return group
+
+    def heard_after_upgrade(self, command: commands.ConsumerHeartbeat) -> Heard:
+        """Evaluate a heartbeat that may upgrade its group, without changing the state.
+
+        Use: before such a command is proposed. One that is refused after the upgrade makes all
+        members rebalance.
+        """
+        group = self._upgraded(command, 0)
+        if group is None:
+            return self.heard(command)
+        classic_bytes = self.groups.groups[command.group_id].bytes
+        room = self._room(self.consumer.bytes_held)
+        self.consumer.bytes_max = room + classic_bytes - group.bytes
+        return self.consumer.heard(command, group)
 
     def _downgrade_consumer_group(
         self, command: commands.DowngradeConsumerGroup, now_ms: int

@@ -10,8 +10,11 @@ from tests.unit.kafka_groups.consumer import Consumer, group_of, indexes
 from tests.unit.kafka_groups.test_offsets import commit, commit_error
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import consumer_protocol_subscription as subscription_wire
+from vdl.state import coordinator
+from vdl.state.commands import SubscribedTopic
 from vdl.state.consumer_group import GroupState
 from vdl.state.group_kinds import GroupKind
+from vdl.state.modern.migration import upgraded
 from vdl.state.subscription import read_assignment, read_subscription, write_assignment
 
 
@@ -104,6 +107,32 @@ def test_classic_group_is_upgraded_by_who_joins(cluster: Cluster) -> None:
     assert (classic.owned, indexes(new)) == ([0, 1], [2, 3])
     assert group_of(cluster).state.value == "Stable"
     assert group_of(cluster).members[classic.member_id].classic is not None
+    cluster.assert_replicas_equal()
+
+
+def test_member_that_finds_no_room_disturbs_no_classic_group(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries again for as long as there is none: each time all members would rejoin."""
+    classic = started(cluster)
+    machine = cluster.machine(GROUP)
+    group = machine.group(GROUP)
+    assert group is not None
+    topic = cluster.servers[1].catalog.topics["t"]
+    known = [SubscribedTopic("t", topic.topic_id, 4, topic.partitions[-1])]
+    converted = upgraded(group, known, 0)
+    assert converted is not None
+    bytes_max = machine.shared_bytes - group.bytes + converted.bytes
+    with monkeypatch.context() as full:
+        full.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+        new = Consumer(cluster, "new", "t")
+        new.join()
+        assert new.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert classic.beat() is ErrorCode.NONE
+    new.join()
+    assert new.error is ErrorCode.NONE
+    settle(cluster, classic, new)
+    assert (classic.owned, indexes(new)) == ([0, 1], [2, 3])
     cluster.assert_replicas_equal()
 
 

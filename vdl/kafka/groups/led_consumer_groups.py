@@ -53,7 +53,7 @@ from vdl.state.consumer_group import ConsumerGroup
 from vdl.state.coordinator import Coordinator
 from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.modern.group import ModernGroup
-from vdl.state.modern.groups import HeartbeatAnswer
+from vdl.state.modern.groups import Heard, HeartbeatAnswer
 from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
 from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of, told_assignment
 from vdl.state.modern.partitions import count
@@ -252,7 +252,11 @@ class LedConsumerGroups:
         if classic is not None and classic.members and self._may_upgrade:
             topics = _topics_of(classic, self._led.catalog)
             step.command = msgspec.structs.replace(step.command, upgrade=topics)
-            self._propose(step)
+            heard = self._led.machine.heard_after_upgrade(step.command)
+            if heard.error is ErrorCode.NONE:
+                self._propose(step)
+            else:
+                self._answer_error(step, heard)
             return
         refused = self._refusal(step)
         if refused is not None:
@@ -260,10 +264,7 @@ class LedConsumerGroups:
             return
         heard = self._led.machine.heard(step.command)
         if heard.error is not ErrorCode.NONE:
-            if step.is_confirmed:
-                step.answer(Heartbeated(heard.error, heard.message))
-            else:
-                self._confirm(step)
+            self._answer_error(step, heard)
             return
         member = heard.member
         assert member is not None, step.command
@@ -276,6 +277,12 @@ class LedConsumerGroups:
             self._confirm(step)
         else:
             self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
+
+    def _answer_error(self, step: _Step, heard: Heard) -> None:
+        if step.is_confirmed:
+            step.answer(Heartbeated(heard.error, heard.message))
+        else:
+            self._confirm(step)
 
     def _refusal(self, step: _Step) -> Heartbeated | None:
         """Return the error for a member whose pattern is invalid: the pattern it sends, or the one

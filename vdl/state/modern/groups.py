@@ -170,9 +170,10 @@ class ModernGroups:
         return ErrorCode.NONE
 
     # --- heartbeats ----------------------------------------------------------------------------
-    def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
-        """Evaluate a heartbeat against the current state, without changing it."""
-        group = self.groups.get(command.group_id)
+    def heard(self, command: commands.ConsumerHeartbeat, group: ModernGroup | None = None) -> Heard:
+        """Evaluate a heartbeat against the current state, or that of `group`, without changing
+        it."""
+        group = group or self.groups.get(command.group_id)
         joins = command.member_epoch == JOINING_EPOCH
         if group is None:
             if not joins:
