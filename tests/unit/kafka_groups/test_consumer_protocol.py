@@ -304,6 +304,23 @@ def test_old_leader_fences_nobody(cluster: Cluster) -> None:
     assert call.response.error_code == ErrorCode.NOT_COORDINATOR
 
 
+def test_old_leader_assigns_nothing_to_a_member_that_missed_its_epoch(cluster: Cluster) -> None:
+    """The response carries the assignment, and other members may have these partitions by now."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    two.leave()
+    settle(cluster, one)
+    member = group_of(cluster).members["one"]
+    assert 0 < member.previous_epoch < member.epoch
+    cluster.commits = False
+    call = heartbeat(cluster, "one", member.previous_epoch, topic_partitions=[])
+    assert not call.done
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    assert call.response.error_code == ErrorCode.NOT_COORDINATOR
+
+
 def test_protocol_that_is_not_finalised_is_refused(cluster: Cluster) -> None:
     """While any server may not know its commands."""
     for server in cluster.servers.values():

@@ -273,7 +273,9 @@ class LedConsumerGroups:
             self._renew(group, member)
         if heard.is_change:
             self._propose(step)
-        elif step.is_full and not step.is_confirmed:
+        elif not step.is_confirmed and (
+            step.is_full or step.command.member_epoch != member.epoch
+        ):
             self._confirm(step)
         else:
             self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
