@@ -321,6 +321,35 @@ def test_old_leader_assigns_nothing_to_a_member_that_missed_its_epoch(cluster: C
     assert call.response.error_code == ErrorCode.NOT_COORDINATOR
 
 
+def test_member_that_missed_an_assignment_gets_it_before_it_has_to_give_up(
+    cluster: Cluster,
+) -> None:
+    """It reports its partitions only when they change, as Kafka's consumers do.
+
+    What it has to give up must therefore have been its own.
+    """
+    one, two, three = (Consumer(cluster, name, "t") for name in ("one", "two", "three"))
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    two.leave()
+    cluster.advance(1_100)
+    one.send()  # the answer, with all four partitions, is lost
+    three.join()
+    one.send(**one.full())
+    one.take()
+    said = {(topic_id, index) for topic_id, index in one.owned if index < 2}
+    for _ in range(6):
+        cluster.advance(1_100)
+        changed = said != one.owned
+        said = set(one.owned)
+        one.send(topic_partitions=one.said() if changed else None)
+        one.take()
+        three.beat()
+    assert group_of(cluster).state.value == "Stable"
+    assert (indexes(one), indexes(three)) == ([0, 1], [2, 3])
+
+
 def test_protocol_that_is_not_finalised_is_refused(cluster: Cluster) -> None:
     """While any server may not know its commands."""
     for server in cluster.servers.values():

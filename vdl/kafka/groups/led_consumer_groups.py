@@ -269,13 +269,19 @@ class LedConsumerGroups:
         member = heard.member
         assert member is not None, step.command
         group = self._groups.groups.get(step.command.group_id)
-        if group is not None and member.member_id in group.members:
+        before = None if group is None else group.members.get(member.member_id)
+        if group is not None and before is not None:
             self._renew(group, member)
-        if heard.is_change:
+        is_change = heard.is_change
+        if before is not None and JOINING_EPOCH < step.command.member_epoch < before.epoch:
+            # It missed the answer with its present epoch, and gets that first. If it had to revoke
+            # partitions of an assignment that it never received, it would not report that: it
+            # reports partitions when those it owns change.
+            is_change = heard.grows_epoch
+            member = member if is_change else before
+        if is_change:
             self._propose(step)
-        elif not step.is_confirmed and (
-            step.is_full or step.command.member_epoch != member.epoch
-        ):
+        elif not step.is_confirmed and (step.is_full or step.command.member_epoch != member.epoch):
             self._confirm(step)
         else:
             self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
