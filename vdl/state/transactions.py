@@ -217,8 +217,9 @@ class Transactions:
             state=TransactionState.EMPTY,
             changed_ms=now_ms,
         )
-        if not self._make_room(created.bytes, now_ms):
-            return TransactionAnswer(COORDINATOR_IS_FULL)
+        forgotten: list[str] = []
+        if not self._make_room(created.bytes, now_ms, forgotten):
+            return TransactionAnswer(COORDINATOR_IS_FULL, touched=forgotten)
         self.ids[created.transactional_id] = created
         if self._oldest is not None:
             self._note_created(self._oldest, created)
@@ -228,7 +229,7 @@ class Transactions:
             ErrorCode.NONE,
             producer_id=created.producer_id,
             epoch=0,
-            touched=[created.transactional_id],
+            touched=[*forgotten, created.transactional_id],
         )
 
     def _note_created(self, oldest: list[tuple[int, str]], created: TransactionalId) -> None:
@@ -237,8 +238,10 @@ class Transactions:
         else:
             heapq.heappush(oldest, (created.changed_ms, created.transactional_id))
 
-    def _make_room(self, more: int, now_ms: int) -> bool:
+    def _make_room(self, more: int, now_ms: int, forgotten: list[str]) -> bool:
         """Return True if `more` bytes fit, after forgetting idle ids if needed.
+
+        Forgotten ids are added to `forgotten`.
 
         If clients keep creating ids, the longest idle ones are forgotten early, several at a time;
         otherwise no producer could begin for days.
@@ -260,6 +263,7 @@ class Transactions:
                 heapq.heappush(oldest, (known.changed_ms, name))
             elif known.is_idle:
                 self._forget(name)
+                forgotten.append(name)
             else:
                 busy.append((changed_ms, name))
         for one in busy:

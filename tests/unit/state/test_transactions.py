@@ -547,8 +547,11 @@ def test_ids_of_long_ago_make_room_for_new_ones() -> None:
         is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     )
     life.now_ms += 1
-    assert life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8)).error is NONE
     ids = life.machine.transactions.ids
+    before = set(ids)
+    answer = life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8))
+    assert answer.error is NONE
+    assert set(answer.touched) == before ^ set(ids), "readers of the log of ids learn of them"
     assert X in ids
     assert "0".rjust(1_000) not in ids
     assert f"{count - 2}".rjust(1_000) in ids
