@@ -567,7 +567,9 @@ class Admission:
             answer, exchange.answer = exchange.answer, Reply.CLOSE
             if type(answer) is not Later or answer.done:
                 if type(answer) is Later and type(answer.response) is Paused:
-                    answer.response.cancel()
+                    paused, answer.response = answer.response, None
+                    answer.about = None  # no cycle may be left
+                    paused.cancel()
                 continue
             kept = 0
             if exchange.api.pipelined:

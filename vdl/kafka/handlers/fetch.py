@@ -938,9 +938,9 @@ class _Poll:
 
     def go_on(self) -> Any:
         """Do the next piece, in the turn of the connection. Return the next answer."""
+        before, self.later = self.later, Later()  # it refers to this step
         if self.result is not None:
             return self.result
-        before, self.later = self.later, Later()
         later = self.later
         later.busy_ns = before.busy_ns
         later.about = self
