@@ -894,12 +894,19 @@ class _Poll:
         self._schedule()
 
     def superseded(self) -> None:
-        """Answer without records, because the session has another request or has ended.
+        """Answer without records, because the session has another request.
 
         The answer carries no session id: a client that reads it opens a new session.
         """
         self.finish(FetchResponse())  # its partitions keep their subscriptions
         self.session = None
+
+    def session_ended(self) -> None:
+        """Answer without records; the request that opened the session: without a session."""
+        if self.opens_session:
+            self.session = None
+        else:
+            self.superseded()
 
     def _expire(self) -> None:
         self.timer = None
@@ -1095,8 +1102,6 @@ class _Poll:
                 session.partitions, session.ready = {**by_key}, {**by_key}
                 session.read_by(self)
                 self.session = session
-        if self.session is not None:
-            response.session_id = self.session.id
         opened = self.session if self.opens_session else None
         encoded = FetchAnswer(ctx.api_version)
         endpoints: list[NodeEndpoint] = []
@@ -1127,6 +1132,7 @@ class _Poll:
             yield
         if endpoints and ctx.api_version >= _ENDPOINTS_FROM:
             response.node_endpoints = endpoints
+        response.session_id = 0 if self.session is None else self.session.id
         self.finish(Assembled(response, partial(encoded.encoded, response)))
 
     # --- the end -----------------------------------------------------------------------------

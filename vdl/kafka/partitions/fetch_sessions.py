@@ -69,6 +69,7 @@ class Reader(Protocol):
 
     def wake(self, target: Cached) -> None: ...
     def superseded(self) -> None: ...
+    def session_ended(self) -> None: ...
 
 
 class FetchSession:
@@ -153,7 +154,7 @@ class FetchSession:
         waiting request is answered with what it has, because nothing would wake it."""
         reader, self.reader = self.reader, None
         if reader is not None:
-            reader.superseded()
+            reader.session_ended()
         ended, self.partitions, self.ready = self.partitions, {}, {}
         return ended
 
