@@ -26,7 +26,8 @@
 #   make examples       tests of properties with new random examples; TIMES=10
 #   make mutants        planted bugs: the simulator must find each; ONLY=name, RECORD=1
 #   make planted        bugs of public vulnerabilities: a unit test must catch each; ONLY=name
-#   make fuzz           a million damaged handshakes, certificates and login tokens; COUNT=, SEED=
+#   make fuzz           a million damaged handshakes, certificates and login tokens, COUNT=; 20,000
+#                       random lives of Fetch sessions, ROUNDS=; SEED=
 #   make cost           calls, system calls and bytes for each record, counted in the simulator; ONLY=single,
 #                       TOP=40 lists the functions, RECORD=1
 #   make price          worst cost of a request of each API, written to docs/request-costs.md;
@@ -216,7 +217,8 @@ planted: $(DEV)
 	@exec $(BIN)/python -m tests.planted.planted $(if $(ONLY),--only $(ONLY))
 
 fuzz: $(DEV)
-	@exec $(BIN)/python -m tests.fuzz.security --count $(or $(COUNT),1000000) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.fuzz.security --count $(or $(COUNT),1000000) --seed $(or $(SEED),1)
+	@$(BIN)/python -m tests.fuzz.fetch_sessions --count $(or $(ROUNDS),20000) --seed $(or $(SEED),1)
 
 price: $(DEV)
 	@exec $(BIN)/python -m tests.price.run $(if $(ONLY),--only $(ONLY))
