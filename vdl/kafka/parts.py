@@ -95,6 +95,9 @@ class Parts:
     """Returns the error of a request that is too large as a whole. Then none of it is processed."""
     join: Callable[[Any, Any], None] | None = None
     """Adds the fields of a part's answer beside its elements to the joined answer."""
+    is_large: bool = False
+    """True if an element may have an answer of thousands of elements: a group, a transaction. Then
+    several are not processed at once, and the first part has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,14 +226,14 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     ),
     8: (Parts("topics.partitions", "topics.partitions"),),
     9: (
-        Parts("groups.topics.partition_indexes", "groups.topics.partitions"),
+        Parts("groups.topics.partition_indexes", "groups.topics.partitions", is_large=True),
         Parts("topics.partition_indexes", "topics.partitions"),
     ),
     10: (Parts("coordinator_keys", "coordinators"),),
     11: _whole(_ONE_COMMAND, "protocols"),
     13: (Parts("members", "members"),),
     14: _whole(_ONE_COMMAND, "assignments"),
-    15: (Parts("groups", "groups"),),
+    15: (Parts("groups", "groups", is_large=True),),
     16: _whole(_FILTER, "states_filter", "types_filter"),
     19: (
         Parts(
@@ -308,7 +311,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     55: _whole("there is one topic to ask for", "topics.partitions"),
     57: _whole("all features are changed by one command, or none", "feature_updates"),
     61: (Parts("topics.partition_indexes", "topics.partitions"),),
-    65: (Parts("transactional_ids", "transaction_states"),),
+    65: (Parts("transactional_ids", "transaction_states", is_large=True),),
     66: _whole(_FILTER, "state_filters", "producer_id_filters"),
     68: _whole(
         _ONE_COMMAND,
@@ -316,11 +319,11 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
         "topic_partitions.partitions",
         times=TOPICS_TIMES,
     ),
-    69: (Parts("group_ids", "groups"),),
+    69: (Parts("group_ids", "groups", is_large=True),),
     74: _whole(_FILTER, "resource_types"),
     75: Page(_sort_topics),
     76: _whole(_ONE_COMMAND, "subscribed_topic_names"),
-    77: (Parts("group_ids", "groups"),),
+    77: (Parts("group_ids", "groups", is_large=True),),
     78: _whole(
         _ONE_LOOK,
         "topics.partitions.acknowledgement_batches.acknowledge_types",
@@ -330,8 +333,14 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
         "its partitions are those of a session, which are few",
         "topics.partitions.acknowledgement_batches.acknowledge_types",
     ),
-    90: (Parts("groups", "groups"),),
+    90: (Parts("groups", "groups", is_large=True),),
     91: _whole(_ONE_COMMAND, "topics.partitions"),
     92: _whole(_ONE_COMMAND, "topics"),
 }
 """API key → its row."""
+LARGE_ELEMENTS = frozenset(
+    key
+    for key, rows in PARTS.items()
+    if isinstance(rows, tuple) and any(isinstance(row, Parts) and row.is_large for row in rows)
+)
+"""APIs of which also a short request may be cut."""

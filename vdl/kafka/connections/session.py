@@ -53,7 +53,7 @@ from vdl.kafka.limits.memory import (
     partitions_bytes,
     passed_on_bytes,
 )
-from vdl.kafka.parts import LOOP_ELEMENTS
+from vdl.kafka.parts import LARGE_ELEMENTS, LOOP_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Refused
 from vdl.kafka.permissions.table import check_request, finished
@@ -387,7 +387,7 @@ class Session:
             return
         if not api.pipelined:
             exchange.request = message
-            if len(request.body) > NARROW_BYTES:
+            if len(request.body) > NARROW_BYTES or api.key in LARGE_ELEMENTS:
                 self._begin(exchange, ctx, self._in_parts(api, version, message))
                 return
         elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):

@@ -269,10 +269,13 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
         by, parts = refusals_of(row, message, size)
         wide = WideRequest(api, by, version, message, parts, size, is_refused=True)
         return Decoded(message, wide)
-    if row is None or not has_more((row,), message, PART_ELEMENTS):
+    if row is None or not (
+        has_more((row,), message, PART_ELEMENTS) or (row.is_large and _has_several(row, message))
+    ):
         return Decoded(message, None)
     # A Produce waits for a commit after each part, and each of its elements has records.
-    size = PartSize(PART_ELEMENTS if api.pipelined else FIRST_ELEMENTS)
+    first_elements = 1 if row.is_large else FIRST_ELEMENTS
+    size = PartSize(PART_ELEMENTS if api.pipelined else first_elements)
     first = row.asked.partition(".")[0]
     items = getattr(message, first)
     bare = [_bare(row, item) for item in items] if row.held else items
@@ -283,6 +286,10 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
         parts = parts_of(row, message, arranged(row, items), size)
         wide = WideRequest(api, row, version, message, parts, size)
     return Decoded(message, wide)
+
+
+def _has_several(row: Parts, message: Any) -> bool:
+    return len(getattr(message, row.asked.partition(".")[0])) > 1
 
 
 def _bare(row: Parts, item: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.price import wishes
 from tests.unit.kafka.fake_host import Client, World, batch
 from tests.unit.kafka.permissions.test_permissions import GROUP, TOPIC, Do, bind, client, secured
 from tests.wire import codec, codec_of
+from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, ROWS
 from vdl.kafka.codegen.samples import Sampler
@@ -26,11 +27,13 @@ from vdl.kafka.connections.wide_request import (
     PartSize,
     WideRequest,
     arranged,
+    in_parts,
     parts_of,
 )
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
+    LARGE_ELEMENTS,
     LOOP_ELEMENTS,
     PAGE_ELEMENTS,
     PART_ELEMENTS,
@@ -888,3 +891,33 @@ def test_connection_that_closes_during_a_wide_produce_gives_back_its_memory() ->
     world.run(1_000)
     assert (world.context.requests.used, world.context.answers.used) == (0, 0)
     assert not stream.batches
+
+
+@pytest.mark.parametrize("key", sorted(LARGE_ELEMENTS))
+def test_elements_with_large_answers_begin_in_parts_of_one(key: int) -> None:
+    """A short request may name a group of ten thousand members several times."""
+    api = API[key]
+    version = api.max_version
+    path = next(wishes.paths(key, version))
+    body = wishes.write(key, version, wishes.Wish(path, elements=11)).body
+    message = api.wire.decode_request(memoryview(body), version)
+    row = wide_request.row_of(PARTS[key], message)
+    assert isinstance(row, Parts)
+    name = row.asked.partition(".")[0]
+    assert len(getattr(message, name)) > 1
+    wide = in_parts(api, version, message).wide
+    assert wide is not None
+    for _ in range(2):
+        assert len(getattr(wide.next_part(), name)) == 1
+        wide.used(10 * MS)
+        wide.part_over()
+
+
+def test_short_request_for_several_groups_is_cut() -> None:
+    """It is decoded on the loop, where only longer requests may be cut otherwise."""
+    world = World()
+    asker = world.client()
+    asker.request(15, 5, describe_groups.DescribeGroupsRequest(["a", "b", "a"]))
+    started = asker.session.admission.started
+    assert started
+    assert started[0].wide is not None
