@@ -5,6 +5,7 @@
 * `Encoded`: the same bytes answer several requests.
 * `Assembled`: a long answer, encoded piece by piece.
 * `Unbuilt`: the answer may be large, and takes no memory before there is room for it.
+* `InParts`: an answer with many elements, made some at a time.
 * `Paused`: the handler has more to do, and gives the loop back until it is the connection's turn.
 * `Reply.NONE` and `Reply.CLOSE`: the protocol has no answer here.
 
@@ -13,7 +14,7 @@ Does not depend on connections or APIs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -61,6 +62,27 @@ class Unbuilt:
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self.build = build
+
+
+class InParts:
+    """An answer with many elements in the list `answered`, made in the turns of the connection.
+
+    `responses` takes the number of elements of the next response, as it is at that time, and yields
+    at least one. Each passes the permission checks of the request's API, which must not need the
+    request. `ctx`: of the request.
+    """
+
+    __slots__ = ("answered", "ctx", "responses")
+
+    def __init__(
+        self,
+        ctx: object,
+        answered: str,
+        responses: Callable[[Callable[[], int]], Iterator[Any]],
+    ) -> None:
+        self.ctx = ctx
+        self.answered = answered
+        self.responses = responses
 
 
 class Paused:

@@ -20,9 +20,10 @@ from tests.unit.kafka.fake_host import FakeLog
 from tests.wire import codec_of
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import InParts, Later
 from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.connections.wide_request import wide_answer
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.limits.pattern_work import PatternWork
@@ -247,7 +248,14 @@ class Call:
         assert self.done, "not answered"
         answer = self.answer.response if isinstance(self.answer, Later) else self.answer
         wire = API[self.key].wire
-        data = b"".join(bytes(b) for b in wire.encode_response(answer, self.version))
+        if isinstance(answer, InParts):
+            wide = wide_answer(API[self.key], self.version, None, answer)
+            while not wide.is_done:
+                wide.take(wide.next_part())
+            buffers = wide.encoded()
+        else:
+            buffers = wire.encode_response(answer, self.version)
+        data = b"".join(bytes(b) for b in buffers)
         return codec_of(wire).decode_response(memoryview(data), self.version)
 
     def hang_up(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.kafka_groups.client import GROUP, join, leave, new_member, stable_group
 from tests.unit.kafka_groups.cluster import Call, Cluster
 from vdl.errors import ErrorCode
+from vdl.kafka.answer import InParts
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
 from vdl.kafka.wire import find_coordinator as find_wire
@@ -170,6 +171,26 @@ def test_groups_are_listed_by_state_and_type(cluster: Cluster) -> None:
     assert listed(cluster, states_filter=["CompletingRebalance", "Empty"]) == ["group3"]
     assert sorted(listed(cluster, types_filter=["Classic"])) == [GROUP, "group3"]
     assert listed(cluster, types_filter=["share"]) == []
+
+
+def test_many_groups_are_listed_in_parts_while_they_come_and_go(cluster: Cluster) -> None:
+    """A user with a prefix of names may have hundreds of thousands."""
+    names = [f"g{number:02}" for number in range(40)]
+    for name in names:
+        new_member(cluster, group_id=name)
+    answer = cluster.call(LIST, 5, list_wire.ListGroupsRequest()).answer.response
+    assert isinstance(answer, InParts)
+    pages = answer.responses(lambda: 3)
+    found = [group.group_id for group in next(pages).groups]
+    assert len(found) == 3
+    here = cluster.machine(found[0]).groups.groups
+    gone = [name for name in here if name not in found][-1]
+    del here[gone]
+    for page in pages:
+        assert len(page.groups) <= 3
+        found += [group.group_id for group in page.groups]
+    assert len(found) == len({*found})
+    assert {*found} == {*names} - {gone}
 
 
 def test_list_of_a_loading_coordinator_is_an_error(cluster: Cluster) -> None:

@@ -28,7 +28,16 @@ from typing import Any
 
 from segments.api import Buffer
 from vdl.clock import MS
-from vdl.kafka.answer import Assembled, Encoded, Later, Paused, Reply, Traceable, Unbuilt
+from vdl.kafka.answer import (
+    Assembled,
+    Encoded,
+    InParts,
+    Later,
+    Paused,
+    Reply,
+    Traceable,
+    Unbuilt,
+)
 from vdl.kafka.api import API, Api, Handler
 from vdl.kafka.connections.admission import Admission, Exchange
 from vdl.kafka.connections.connection import BARE_TOKEN, Connection, Request, Transport
@@ -41,6 +50,7 @@ from vdl.kafka.connections.wide_request import (
     WideRequest,
     decoded,
     in_parts,
+    wide_answer,
 )
 from vdl.kafka.context import ConnectionInfo, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
@@ -103,6 +113,7 @@ class Session:
     `Later`    decoded, or time for the next part                      `_InTurn`
     `Later`    the handler has more to do                              `Paused`
     `Paused`   it is oldest, and it is its turn                        that of its step
+    `InParts`  it is oldest, and it is its turn                        its first response
     `Later`    the handler's answer is known                           response or `Unbuilt`
     `_InTurn`  it is oldest, and it is its turn                        that of the handler
     `Unbuilt`  it is oldest, it is its turn, and there is memory       response
@@ -553,6 +564,13 @@ class Session:
             if not admission.may_go_on(exchange.started_ns):
                 return False
             self._go_on(exchange, answer)
+            return True
+        if type(answer) is InParts:
+            if not admission.may_go_on(exchange.started_ns):
+                return False
+            wide = wide_answer(exchange.api, exchange.version, exchange.request, answer)
+            exchange.wide = wide
+            self._begin_part(exchange, wide.context, wide)
             return True
         if type(answer) is Unbuilt:
             must_finish = wide is not None and wide.bytes > 0

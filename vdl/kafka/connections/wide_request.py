@@ -30,7 +30,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Reply
+from vdl.kafka.answer import InParts, Reply
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
     FIRST_ELEMENTS,
@@ -286,6 +286,16 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
         parts = parts_of(row, message, arranged(row, items), size)
         wide = WideRequest(api, row, version, message, parts, size)
     return Decoded(message, wide)
+
+
+def wide_answer(api: Api, version: int, message: Any, answer: InParts) -> WideRequest:
+    """Return the state of a request whose answer is made in parts."""
+    size = PartSize(FIRST_ELEMENTS)
+    responses = answer.responses(lambda: size.elements)
+    row = Parts("", answer.answered)
+    wide = WideRequest(api, row, version, message, (((), one) for one in responses), size)
+    wide.context, wide.handler = answer.ctx, lambda _, response: response
+    return wide
 
 
 def _has_several(row: Parts, message: Any) -> bool:

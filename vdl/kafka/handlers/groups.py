@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later, Response
+from vdl.kafka.answer import Gathering, InParts, Later, Response
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.live_group import Joined, Synced
@@ -476,27 +476,25 @@ def _describe(
 
 def handle_list_groups(
     ctx: RequestContext, request: list_wire.ListGroupsRequest
-) -> list_wire.ListGroupsResponse | Later:
-    """List the groups that this server coordinates; a client queries every server."""
-    states = {state.lower() for state in request.states_filter}
-    types = {kind.lower() for kind in request.types_filter}
+) -> InParts | Later:
+    """List the groups that this server coordinates; a client queries every server.
+
+    They may be hundreds of thousands, so the answer is made in parts.
+    """
     groups = group_coordinator(ctx)
-    parts = Gathering(list_wire.ListGroupsResponse())
+    machines: list[Coordinator] = []
+    first = list_wire.ListGroupsResponse()
+    parts = Gathering(InParts(ctx, "groups", partial(_pages, request, first, machines)))
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
-        if machine is None:
+        if machine is not None:
+            machines.append(machine)
+        elif error is ErrorCode.NOT_COORDINATOR:
             # The coordinator moved during the read. Clients of ListGroups do not look up
             # coordinators: they retry upon codes 14 and 15 only, and treat 16 as final.
-            if error is ErrorCode.NOT_COORDINATOR:
-                error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            parts.response.error_code = error
+            first.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         else:
-            parts.response.groups += [
-                listed
-                for listed in _listed(machine)
-                if (not states or listed.group_state.lower() in states)
-                and (not types or listed.group_type in types)
-            ]
+            first.error_code = error
         parts.arrived()
 
     for led in groups.all_here():
@@ -508,29 +506,57 @@ def handle_list_groups(
     return parts.result()
 
 
+def _pages(
+    request: list_wire.ListGroupsRequest,
+    page: list_wire.ListGroupsResponse,
+    machines: Sequence[Coordinator],
+    size: Callable[[], int],
+) -> Iterator[list_wire.ListGroupsResponse]:
+    """Yield the groups that are wanted, after `size()` were looked at. `page`: the first one."""
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
+    left = size()
+    for machine in machines:
+        for listed in _listed(machine):
+            if not left:
+                yield page
+                page, left = list_wire.ListGroupsResponse(), size()
+            left -= 1
+            if (not states or listed.group_state.lower() in states) and (
+                not types or listed.group_type in types
+            ):
+                page.groups.append(listed)
+    yield page
+
+
 def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
-    """Yield all groups of a coordinator, kind by kind."""
-    for group_id, group in sorted(machine.groups.groups.items()):
-        yield list_wire.ListedGroup(
-            group_id=group_id,
-            protocol_type=group.protocol_type,
-            group_state=_STATE_NAMES[group.state],
-            group_type=GroupKind.CLASSIC,
-        )
-    for group_id, modern in sorted(machine.consumer.groups.items()):
-        yield list_wire.ListedGroup(
-            group_id=group_id,
-            protocol_type=CONSUMER_PROTOCOL,
-            group_state=modern.state.value,
-            group_type=GroupKind.CONSUMER,
-        )
-    for group_id, share in sorted(machine.share.groups.groups.items()):
-        yield list_wire.ListedGroup(
-            group_id=group_id,
-            protocol_type=SHARE_PROTOCOL,
-            group_state=share.state_name,
-            group_type=GroupKind.SHARE,
-        )
+    """Yield all groups of a coordinator, kind by kind. They may change meanwhile."""
+    classic, consumer = machine.groups.groups, machine.consumer.groups
+    for group_id in [*classic]:
+        if (group := classic.get(group_id)) is not None:
+            yield list_wire.ListedGroup(
+                group_id=group_id,
+                protocol_type=group.protocol_type,
+                group_state=_STATE_NAMES[group.state],
+                group_type=GroupKind.CLASSIC,
+            )
+    for group_id in [*consumer]:
+        if (modern := consumer.get(group_id)) is not None:
+            yield list_wire.ListedGroup(
+                group_id=group_id,
+                protocol_type=CONSUMER_PROTOCOL,
+                group_state=modern.state.value,
+                group_type=GroupKind.CONSUMER,
+            )
+    shares = machine.share.groups.groups
+    for group_id in [*shares]:
+        if (share := shares.get(group_id)) is not None:
+            yield list_wire.ListedGroup(
+                group_id=group_id,
+                protocol_type=SHARE_PROTOCOL,
+                group_state=share.state_name,
+                group_type=GroupKind.SHARE,
+            )
 
 
 def handle_delete_groups(
