@@ -42,7 +42,7 @@ PART_ELEMENTS = 250
 with no more is not cut."""
 FIRST_ELEMENTS = 32
 """Elements of the first part of one that is cut. Further parts have as many as take `PART_NS`."""
-PART_NS = MS // 4
+PART_NS = MS // 8
 """Time of the loop that a part should take."""
 PAGE_ELEMENTS = 1_000
 """Elements of an answer that may be one page of several: they cost less, and each page costs a

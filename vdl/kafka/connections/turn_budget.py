@@ -69,7 +69,7 @@ LONG_ANSWER_BYTES = 64 << 10
 """Answers shorter than this are not limited."""
 
 
-SLICE_NS = MS // 4
+SLICE_NS = MS // 8
 """Time of a turn for requests beside records of another principal. At least one starts."""
 OTHERS_NS = 1_000 * MS
 """A principal whose last record is older than this is absent."""
