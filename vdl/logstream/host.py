@@ -471,11 +471,12 @@ class Host:
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
         """Return why a link with this server is refused, None if it is admitted.
 
-        Admitted: the members of the cluster, also with a new directory, and servers without a birth
-        record, which may only request it. Refused: a retired directory, a directory of another
-        server, and a process in another directory than that of a linked server which the catalog
-        lists. While no leader of the catalog is known here, any server of this cluster may be one
-        that was added since: this server may know none of those that are there now.
+        Admitted: servers without a birth record, which may only request it, and servers of this
+        cluster, also with a new directory. One that is no member may be one that was added since,
+        or one that was emptied after its removal and was given the record by a server that had not
+        applied that: it has no vote and no log, and waits to be added. Refused: a retired
+        directory, a directory of another server, and a process in another directory than that of a
+        linked server which the catalog lists.
         """
         if hello.cluster_id and self.catalog.is_removed(hello.server_id, hello.directory_id):
             return RejectReason.REMOVED, removed_text(hello.server_id)
@@ -491,11 +492,7 @@ class Host:
             and present.directory_id == self.catalog.directory_of(hello.server_id)
         ):
             return False
-        if not hello.cluster_id:
-            return True
-        is_member = self.catalog.is_member(hello.server_id)
-        may_be_new = self.liveness.leader_of(CATALOG_GROUP)[0] < 0
-        return (is_member or may_be_new) and hello.directory_id not in self.catalog.retired
+        return not hello.cluster_id or hello.directory_id not in self.catalog.retired
 
     def link_up(self, hello: Hello) -> None:
         """Start a session. A server without a birth record receives the record on request."""

@@ -13,8 +13,8 @@ Rules, from the logs' membership changes and the disks:
 * No group has a member on a server that was never added, or that was removed, or of which the
   catalog lists no replica there.
 * No server votes in the catalog or in a coordinator of which the catalog lists no vote there.
-* In the end no server is about to join or to leave, no votes move, and every server dials the added
-  ones at their present address, and those that were removed nowhere.
+* In the end no server is about to join or to leave, no votes move, one that waits can be added, and
+  every server dials the added ones at their present address, and those that were removed nowhere.
 
 Does not depend on faults or on how replicas move.
 """
@@ -258,6 +258,8 @@ class Joiners:
             known = ServerState.SERVING if is_member else (ServerState.WAITING, ServerState.REMOVED)
             if server.state not in (known if isinstance(known, tuple) else (known,)):
                 return f"{machine.name} is {server.state.value}"
+            if server.state is ServerState.WAITING and not self._is_listed(machine):
+                return f"{machine.name} waits, and no server can add it"
         return next(filter(None, (_wrongly_dialled(host, self._machines) for host in hosts)), "")
 
     def takes_part(self, machine: Machine) -> bool:
@@ -274,6 +276,10 @@ class Joiners:
         ):
             return False
         return not any(h.catalog.is_removed(machine.server_id, directory_id) for h in hosts)
+
+    def _is_listed(self, joiner: Machine) -> bool:
+        """Return True if a server of the cluster lists a machine as one that waits."""
+        return any(_waits_at(one, joiner) for one in self._machines if self.takes_part(one))
 
     def _hosts(self) -> list[Host]:
         servers = [machine.server for machine in self._machines]

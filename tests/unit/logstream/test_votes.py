@@ -149,17 +149,19 @@ def test_emptied_server_that_was_given_the_record_is_listed_and_added(four: Clus
     """It asked a server that had not applied its removal yet, and belongs to the cluster's id."""
     leave(four, 3)
     four.run(10_000)
-    four.nodes[3].crash()
+    four.nodes[3].wipe()
     four.run(1_000)
-    host = four.nodes[1].host
-    host.state.alive[3] = Hello(3, b"emptied" + bytes(9), 1)
+    four.nodes[3].start()
+    four.run(3_000)
     assert described(four, 3).standing is Standing.WAITING
-    deadline_ns, answers = four.deadline(), []
+    assert not four.nodes[3].store.logs
+    host, answers = four.nodes[1].host, []
+    deadline_ns = four.deadline()
     host.added_servers.admit(3, "h3", 1, deadline_ns=deadline_ns, done=lambda *a: answers.append(a))
-    del host.state.alive[3]  # its link exists in this test only
-    four.run(300)
+    four.run(3_000)
     assert answers == [(ErrorCode.NONE, "")]
-    assert host.catalog.replica_number(CATALOG_GROUP, 3) == 2
+    assert numbers(four.nodes[3]) == {CATALOG_GROUP: [2]}
+    assert four.nodes[3].host.is_known
 
 
 def test_removal_that_nobody_can_take_over_is_refused(cluster: Cluster) -> None:
