@@ -37,6 +37,7 @@ from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
+from vdl.logstream.membership.added_servers import removed_text
 from vdl.server.diagnosis import (
     problems_of_copies,
     problems_of_links,
@@ -45,7 +46,7 @@ from vdl.server.diagnosis import (
 from vdl.server.group_description import describe_group
 from vdl.server.partition_counts import is_being_moved, is_being_replaced, min_in_sync
 from vdl.server.problem import NO_LEADER
-from vdl.server.server import Server
+from vdl.server.server import Server, ServerState
 
 CHANGE_PATIENCE_MS = 5_000
 ADDRESS_CHARS_MAX = 253
@@ -302,6 +303,10 @@ class Administration:
 
         if here is None:
             ended(ErrorCode.BROKER_NOT_AVAILABLE, "this server belongs to no cluster yet")
+            return
+        if self._server.state is ServerState.REMOVED:
+            # The catalog here is of before.
+            ended(ErrorCode.BROKER_NOT_AVAILABLE, removed_text(self._server.config.server_id))
             return
         deadline_ns = self._server.clock.now_ns() + CHANGE_PATIENCE_MS * MS
         servers = here.added_servers

@@ -64,7 +64,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.membership.added_servers import removed_text
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.journal_marks import boots_info
-from vdl.logstream.state import HostState
+from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.server.file_settings import file_settings
 from vdl.server.front import ClientFront
@@ -103,7 +103,6 @@ class ServerState(Enum):
 
 RECOVERED_TIMEOUTS = 10
 """Election timeouts in which a server whose peers say that it has no part must come to serve."""
-_NOT_SERVING = (ServerState.WAITING, ServerState.STARTING)
 
 
 class Server:
@@ -145,7 +144,7 @@ class Server:
         self.state = ServerState.ASKING
         self.host: Host | None = None
         self.frame = self._frame_before_birth
-        """See `PeerHandler.frame`; the host's own method once there is one."""
+        """See `PeerHandler.frame`; the host's own method once there is one, until its removal."""
         self.frontend: Frontend | None = None
         self.whole_set_stops = False
         """True if a stop of all servers was announced: no leadership needs to be handed over."""
@@ -411,14 +410,14 @@ class Server:
 
         Servers are believed only at the addresses that this server dials (`rpc/links.py`). One that
         says it may be mistaken; a majority of the voters has applied the removal. The voters known
-        here may be gone themselves: then one server is enough, if this one does not come to serve.
+        here may be gone themselves: then one server is enough, if this one has no majority either.
         """
         voters = self.host.catalog.voters if self.host is not None else ()
         if server_id in voters:
             self._removed_by.add(server_id)
         if 2 * len(self._removed_by) > len(voters) > 0:
             self.clock.call_soon(partial(self._leave, text))
-        elif self.state in _NOT_SERVING and not self._may_be_removed:
+        elif self._lacks_part and not self._may_be_removed:
             self._may_be_removed = True
             timeout_ns = self.config.host.election_ticks * TICK_NS
             self.clock.call_later(
@@ -427,16 +426,27 @@ class Server:
 
     def _leave_unless_serving(self, text: str) -> None:
         self._may_be_removed = False
-        if self.state in _NOT_SERVING:
+        if self._lacks_part:
             self._leave(text)
 
-    def _refused_as_recovered(self, server_id: ServerId, text: str) -> None:
-        """End this process, unless it comes to serve soon.
+    @property
+    def _lacks_part(self) -> bool:
+        """True if the server does not serve, or knows no leader of the catalog while it does.
 
-        A server that serves has a majority of the disks, and then the recovery was the mistake. One
+        One that served when it was cut off goes on to do so, alone.
+        """
+        host = self.host
+        if self.state is ServerState.SERVING and host is not None:
+            return host.leader_of(CATALOG_GROUP)[0] < 0
+        return self.state in (ServerState.WAITING, ServerState.STARTING)
+
+    def _refused_as_recovered(self, server_id: ServerId, text: str) -> None:
+        """End this process, unless it comes to serve soon with a majority.
+
+        A server that does has a majority of the disks, and then the recovery was the mistake. One
         mistaken server must not keep that majority down.
         """
-        if self.state in _NOT_SERVING and not self._may_be_outlived:
+        if self._lacks_part and not self._may_be_outlived:
             self._may_be_outlived = True
             timeout_ns = self.config.host.election_ticks * TICK_NS
             self.clock.call_later(
@@ -445,7 +455,7 @@ class Server:
 
     def _end_unless_serving(self, server_id: ServerId, text: str) -> None:
         self._may_be_outlived = False
-        if self.state in _NOT_SERVING:
+        if self._lacks_part:
             meaning = f"{text}. If the recovery was the mistake, stop server {server_id}"
             self._log.error("recovered_without_this", peer=server_id, meaning=meaning)
             self.on_second()
@@ -455,6 +465,7 @@ class Server:
         if self.state not in (ServerState.WAITING, ServerState.STARTING, ServerState.SERVING):
             return
         self.state = ServerState.REMOVED
+        self.frame = _unheard  # it would tell others what was true before its removal
         self._log.warning("server_removed", server=self.config.server_id, meaning=text)
         self.on_closing()
         if self.frontend is not None:
@@ -882,3 +893,7 @@ class Server:
 
 def _nothing() -> None:
     """Do nothing: default of a callback that was not set."""
+
+
+def _unheard(server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
+    """Do nothing: a removed server takes no part."""

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rpc.admin import Role
+from rpc.admin import MemberChange, Role
 from rpc.streams import LinkStatus
+from vdl.errors import ErrorCode
 from vdl.events import ENTRIES_MAX, Events, Kind
 from vdl.logstream.state import HostState
 from vdl.server.administration import EVENTS_PER_PART, GROUPS_PER_PART, Administration
@@ -188,3 +189,13 @@ def test_events_come_in_bounded_parts_of_one_topic_and_one_group() -> None:
     assert {one.event for one in found} == {"disk_full", "elected"}
     assert all("orders-" in one.fields for one in found if one.event == "elected")
     assert len(found) == 1 + ENTRIES_MAX // 2
+
+
+def test_removed_server_changes_no_members():
+    """Its catalog ends with its removal: it would name what was true then."""
+    administration, answers = administration_of(Host(0)), []
+    administration._server.state = ServerState.REMOVED
+    administration.change_member(MemberChange.REMOVE, 2, "", 0, answers.append)
+    ((error, message),) = [(answer.error, answer.message) for answer in answers]
+    assert error == ErrorCode.BROKER_NOT_AVAILABLE
+    assert message.startswith("server 1 was removed from the cluster")

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from ids import ServerId
+from rpc.peer import FrameType
 from rpc.queries import Quorum
 from vdl.clock import MS
 from vdl.config.values import Address
@@ -255,5 +256,52 @@ def test_new_address_is_not_reported_to_a_removed_server() -> None:
         assert joiners is not None
         joiners.stop()
         assert world.wait(20 * S, lambda: not joiners.unsettled()), joiners.unsettled()
+
+    story_of(story)
+
+
+def test_removed_server_ends_serving_though_few_of_the_voters_that_it_knew_are_left() -> None:
+    """It was cut off while it served. The voters of now refuse it, and it has no majority."""
+
+    def story(world: World) -> None:
+        first, third = world.machines[0], world.machines[2]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        others = [machine.name for machine in world.machines if machine is not third]
+        pairs = [pair for name in others for pair in ((third.name, name), (name, third.name))]
+        for one, other in pairs:
+            world.network.cut(one, other)
+        world.run_for(3 * S)
+        remove(world, third.server_id)
+        assert world.wait(20 * S, lambda: not host_of(first).catalog.is_member(third.server_id))
+        assert third.server is not None
+        server = third.server
+        assert server.state is ServerState.SERVING
+        first.kill()
+        for one, other in pairs:
+            world.network.heal(one, other)
+        assert world.wait(30 * S, lambda: server.state is ServerState.REMOVED)
+        first.start()
+
+    story_of(story)
+
+
+def test_removed_server_gives_the_record_to_none() -> None:
+    """A server that was removed later would take itself for a member, and not wait to be added."""
+
+    def story(world: World) -> None:
+        first = world.machines[0]
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        remove(world, first.server_id)
+        server = first.server
+        assert server is not None
+        assert world.wait(20 * S, lambda: server.state is ServerState.REMOVED)
+        sent: list[FrameType] = []
+        server.links.send = lambda to, kind, *_, **__: bool(sent.append(kind))  # type: ignore[method-assign,func-returns-value]
+        server.frame(NEW, FrameType.ASK, memoryview(b""))
+        assert not sent
 
     story_of(story)
