@@ -165,7 +165,11 @@ def _show(plan: Plan, directory: Path) -> None:
         say(f"Left out: the ids of {plan.ids_left_out} partitions, which the catalog here lacks")
     for row in plan.groups:
         if not row.is_voter:
-            say(f"Incomplete: {row.name} was still being copied to this server")
+            having = ", ".join(map(str, row.voters))
+            say(
+                f"Not a voter: the copy of {row.name} here may lack more than those of servers "
+                f"{having}"
+            )
         if row.aborted_transactions:
             say(f"Aborted: {row.aborted_transactions} open transactions in {row.name}")
         if row.committed_transactions:
@@ -209,5 +213,6 @@ def _time(ms: int) -> str | None:
 def _done(cluster_id: str) -> None:
     say(f"Done. The cluster's id is {cluster_id} now.")
     say("Next: start this server. Then start the others with empty data directories and their old")
-    say("ids, one after the other; `vdl status` shows when all copies are there. Never start a")
-    say("server with an old disk of this cluster again.")
+    say("ids, one after the other. Those that `vdl member list` shows as waiting are added again")
+    say("with `vdl member add`. `vdl status` shows when all copies are there. Never start a server")
+    say("with an old disk of this cluster again.")

@@ -90,7 +90,7 @@ class GroupPlan:
     term: int = UNKNOWN
     voters: list[ServerId] = field(default_factory=list)
     is_voter: bool = True
-    """False if the replica here was still being brought up to date."""
+    """False if the replica here has no vote: yet, or any more, since its server leaves."""
     log_start_offset: int = UNKNOWN
     committed_offset: int = UNKNOWN
     end_offset: int = UNKNOWN
@@ -273,12 +273,17 @@ class Survivor:
         try:
             initial = replica_ids(catalog.founding(group_id))
             replica = self._replica(group_id, initial, machine, apply)
+            if catalog.is_removed(self._server_id, self._store.directory_id):
+                raise _Unreadable("the cluster has removed this server")
             if catalog.replica_number(group_id, self._server_id) != replica.log.replica_number:
                 raise _Unreadable("the catalog here lists another replica")
         except _Unreadable as error:
+            # If the catalog is damaged, these are the voters of the beginning.
+            having = ", ".join(map(str, sorted(catalog.voters)))
             raise NotRecoverable(
                 f"the {name} has no intact replica in this directory ({error}). A directory goes "
-                "on alone only if it has the catalog and all coordinators"
+                "on alone only if it has the catalog and all coordinators: as far as is known "
+                f"here, those of servers {having} should have them"
             ) from error
         row = self._note(name, replica, plan)
         row.last_ms = last_ms
