@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from segments.api import HardState, StorageError, StoredEntry
-from segments.directory.format_note import FORM_CLEARS, read_form
+from segments.api import HardState, StorageError, StoredEntry, UnknownFormat
+from segments.directory import format_note
+from segments.directory.format_note import FORM_CLEARS, FORM_VOTES, read_form
 from segments.format.block import BLOCK_MAGIC, KINDS, PAGE_BYTES, RECORD_BYTES, decode_block
 from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
@@ -25,12 +26,13 @@ BY_VERSION = {
         "compaction": b"VDLCMP01",
     },
 }
+BY_VERSION["v4"] = BY_VERSION["v3"] | {"identity": b"VDLIDNT3"}
 """Magics by archive name: the earlier formats that are still read."""
 
 
 def test_golden_directories_are_there():
     """An empty list of names would test nothing."""
-    versions = ("v1", "v2", "v3")
+    versions = ("v1", "v2", "v3", "v4")
     assert {f"{v}-{end}" for v in versions for end in ("clean", "killed")} <= set(NAMES)
 
 
@@ -39,7 +41,7 @@ def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
 
     Otherwise a later version could lose the support for one.
     """
-    harness = open_copy("v3-killed", tmp_path)
+    harness = open_copy("v4-killed", tmp_path)
     found = set()
     for path in (tmp_path / "data" / "journal").glob("*.journal"):
         data = path.read_bytes()
@@ -48,7 +50,20 @@ def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
             if kept is not None:
                 found |= set(kept.table[8::RECORD_BYTES])
     assert found == KINDS
-    assert read_form(RealFileSystem(), harness.directory) == FORM_CLEARS
+    assert read_form(RealFileSystem(), harness.directory) == FORM_VOTES
+
+
+def test_form_of_moved_votes_stays_and_keeps_earlier_versions_away(tmp_path, monkeypatch):
+    """They would create the coordinator that was deleted here again (segments/FORMAT.md)."""
+    harness = open_copy("v4-clean", tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(format_note, "FORM", FORM_CLEARS)
+        with pytest.raises(UnknownFormat, match="requires format 3"):
+            harness.start()
+    harness.start()
+    assert 1 not in {log.group_id for log in harness.store.logs.values()}
+    assert read_form(RealFileSystem(), harness.directory) == FORM_VOTES
+    harness.crash()
 
 
 @pytest.mark.parametrize("name", NAMES)
