@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
+import segments.api as storage
 from rpc.birth import decode_answer
 from rpc.hello import VERSION_OF_MOVED_VOTES, Hello
 from rpc.peer import FrameType
@@ -16,6 +20,7 @@ from vdl.logstream.bootstrap import decode_record
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.membership.added_servers import Standing
 from vdl.logstream.membership.known_servers import known_servers
+from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.commands import AdmitServer, RegisterServer
 
@@ -37,10 +42,14 @@ def four(cluster: Cluster) -> Cluster:
     return cluster
 
 
+def voters_of(node: Node, group: int) -> set[int]:
+    """Return the servers that vote in a group, as its replica on a server has applied it."""
+    return set(map(server_of, node.host.groups[group].node.membership.voters()))
+
+
 def voters(node: Node) -> list[set[int]]:
     """Return the servers that vote in each of the system groups that run on a server."""
-    groups = [node.host.groups[group] for group in GROUPS if group in node.host.groups]
-    return [set(map(server_of, group.node.membership.voters())) for group in groups]
+    return [voters_of(node, group) for group in GROUPS if group in node.host.groups]
 
 
 def numbers(node: Node) -> dict[int, list[int]]:
@@ -168,3 +177,41 @@ def test_removal_that_nobody_can_take_over_is_refused(cluster: Cluster) -> None:
     error, message = leave(cluster, 1)
     assert error is ErrorCode.INVALID_REQUEST
     assert "add a server first" in message
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_coordinators_that_lead_before_the_catalog_is_open_keep_their_members(
+    four: Cluster, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """Until then, the members that are wanted are those of the birth record."""
+    leave(four, 1)
+    while {2, 3, 4} not in voters(four.nodes[2])[1:]:
+        four.run(20)
+    four.run(10_000 if is_over else 0)
+    moved = [group for group in GROUPS[1:] if voters_of(four.nodes[2], group) == {2, 3, 4}]
+    for node in four.nodes.values():
+        node.crash()
+    held: list[Callable[[], None]] = []
+    begin = ReplicaOpener._begin
+
+    def hold(opener: ReplicaOpener, log: storage.Log, *what: Any) -> None:
+        if log.group_id == CATALOG_GROUP:
+            held.append(partial(begin, opener, log, *what))
+        else:
+            begin(opener, log, *what)
+
+    with monkeypatch.context() as opening:
+        opening.setattr(ReplicaOpener, "_begin", hold)
+        for node in four.nodes.values():
+            node.start()
+            if node.id != 4:
+                node.links.set_peer(4, ("node", 4))
+        four.run(5_000)
+    hosts = [four.nodes[server].host for server in (2, 3)]
+    assert {group for host in hosts for group in moved if host.groups[group].serving} == {*moved}
+    assert [voters_of(four.nodes[2], group) for group in moved] == [{2, 3, 4}] * len(moved)
+    for then in held:
+        then()
+    four.run(10_000)
+    assert voters(four.nodes[2]) == [{2, 3, 4}] * 9
+    assert not four.nodes[2].host.catalog.is_member(1)

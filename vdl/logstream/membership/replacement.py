@@ -126,8 +126,11 @@ class Replacement:
     def change_members(self) -> bool:
         """Take the next step in every led group whose members differ from the wanted ones.
 
-        Return True if there is such a group.
+        Return True if there is such a group. Not before the catalog here is open: until then only
+        the birth record says what is wanted, and a coordinator may lead already.
         """
+        if not self._state.catalog_group.is_running:
+            return False
         unsettled = [
             group
             for group in self._state.groups.values()
