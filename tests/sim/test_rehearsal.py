@@ -14,10 +14,13 @@ RACKS = dict(zip(SERVERS, "abcab", strict=True))
 REMOVAL = Scene(
     SERVERS[:3], SERVERS[3:], RACKS, [SERVERS[:3], [*SERVERS[3:], ServerId(9)]], {}, ServerId(2)
 )
+REMOVAL_OF_VOTER = replace(REMOVAL, removed=ServerId(5))
 MOVES = replace(REMOVAL, moves={0: SERVERS[2:], 1: SERVERS[:3]}, removed=None)
 
 
-@pytest.mark.parametrize("scene", [REMOVAL, MOVES], ids=["removal", "moves"])
+@pytest.mark.parametrize(
+    "scene", [REMOVAL, REMOVAL_OF_VOTER, MOVES], ids=["removal", "removal of a voter", "moves"]
+)
 def test_change_of_a_cluster_ends_under_faults_and_loses_nothing(scene: Scene) -> None:
     """The replicas are placed as in the scene, under other numbers of servers."""
     found = rehearse(1, scene)
