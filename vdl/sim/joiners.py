@@ -27,10 +27,13 @@ from functools import partial
 from random import Random
 
 from ids import GroupId, ServerId
+from rpc.birth import encode_answer
 from rpc.links import Links
+from rpc.peer import FrameType
 from vdl.clock import MS
 from vdl.config.values import Address
 from vdl.errors import ErrorCode
+from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.host import Host
 from vdl.logstream.state import CATALOG_GROUP
@@ -59,6 +62,8 @@ FILLED = 0.6
 """Chance that partitions are moved to an added server that has none instead."""
 ANY = 0.5
 """Chance that a request concerns any of the servers, not only those beside the initial ones."""
+LATE = 0.3
+"""Chance that a removed server with an empty disk is answered as if it were not removed yet."""
 FIRST = 0.4
 """Chance that such a partition prefers it as its leader."""
 
@@ -145,6 +150,8 @@ class Joiners:
             joiner.wipe()
             self._write_file(host, joiner)
             joiner.start()
+            if draw < LATE:
+                self._answer(host, joiner)
             return
         if joiner.server is not None and _is_lost(host, joiner):
             joiner.kill()
@@ -153,6 +160,14 @@ class Joiners:
             return
         self._time.enter(asked.life.clock)
         self._request(host, joiner, draw, is_waiting=_waits_at(asked, joiner))
+        self._time.enter(None)
+
+    def _answer(self, host: Host, joiner: Machine) -> None:
+        """Give a machine the birth record, as a server does of which it is a member."""
+        assert joiner.life is not None
+        answer = encode_answer(encode_record(host.state.record))
+        self._time.enter(joiner.life.clock)
+        joiner.life.server.frame(host.server_id, FrameType.ANSWER, memoryview(b"".join(answer)))
         self._time.enter(None)
 
     def _write_file(self, host: Host, joiner: Machine) -> None:

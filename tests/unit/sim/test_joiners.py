@@ -305,3 +305,28 @@ def test_removed_server_gives_the_record_to_none() -> None:
         assert not sent
 
     story_of(story)
+
+
+def test_removed_server_that_was_answered_late_waits_and_is_added() -> None:
+    """It has an empty directory, and the record with which it began."""
+
+    def story(world: World) -> None:
+        first, joiners = world.machines[0], world.joiners
+        assert joiners is not None
+        world.run_for(1 * S)
+        add(world)
+        assert world.wait(10 * S, lambda: serves(world))
+        remove(world, first.server_id)
+        assert world.wait(20 * S, lambda: joiners.takes_part(first) is False)
+        joiners._ask(world.machines[1], first, 0.0)
+        world.run_for(5 * S)
+        assert not joiners.unsettled()
+        assert first.server is not None
+        assert first.server.host is not None
+        assert first.server.state is ServerState.WAITING
+        joiners.stop()
+        joiners._ask(world.machines[1], first, 0.0)
+        server = first.server
+        assert world.wait(20 * S, lambda: server.state is ServerState.SERVING)
+
+    story_of(story)
