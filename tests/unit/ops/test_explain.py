@@ -227,6 +227,13 @@ def test_slow_request_is_explained_by_its_longest_phase(phase: str, kind: str) -
     assert other["kind"] == "nothing_wrong"
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 time."), (2, "2 times.")])
+def test_slow_requests_of_a_cluster_are_counted(count: int, words: str) -> None:
+    slow = event("slow_request", count=count, client="c at h", api="Produce", total_ms=900)
+    [told] = explain(Question(About.CLUSTER), facts(server(1, slow)))["also"]
+    assert told["summary"] == f"Requests were slow lately: {words}"
+
+
 def group(**more: Any) -> ConsumerGroup:
     member = GroupMember("m-1", "app", "h", silent_ms=1_000, session_timeout_ms=45_000,
                          partitions=["orders-0"])  # fmt: skip

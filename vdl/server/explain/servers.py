@@ -11,7 +11,14 @@ from typing import Final
 
 from vdl.server.explain.answer import EVIDENCE_MAX, NOTHING_WRONG, Finding
 from vdl.server.explain.facts import RECENT_MS, Facts, Seen, ServerFacts, clock_text, listed
-from vdl.server.problem import CLUSTER_KINDS, NO_LEADER, NOT_WRONG, SERVER_KINDS, Problem
+from vdl.server.problem import (
+    CLUSTER_KINDS,
+    NO_LEADER,
+    NOT_WRONG,
+    SERVER_KINDS,
+    Problem,
+    counted,
+)
 
 _STEPS: Final = {
     "disk_full": "Make room on the disk, or reduce retention.",
@@ -146,7 +153,7 @@ def explain_cluster(facts: Facts) -> list[Finding]:
             page = {"slow_request": "slow_requests", "member_timed_out": "rebalancing"}
             found.append(
                 Finding(
-                    kind, f"{summary}: {count} times.", f"The last was on {last}.",
+                    kind, f"{summary}: {counted(count, 'time')}.", f"The last was on {last}.",
                     step, page.get(event, "producer_refused"), seen, is_wrong=False,
                 )
             )  # fmt: skip
