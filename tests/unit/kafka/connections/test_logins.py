@@ -30,6 +30,7 @@ from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM
 from vdl.kafka.security.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
+    parse_client_first,
     salted_password,
     verifier_of,
 )
@@ -858,6 +859,17 @@ def test_client_notices_a_server_that_does_not_know_the_password() -> None:
     conversation.final(b"r=mine-and-more,s=c2FsdA==,i=4096")
     with pytest.raises(ScramRefused):
         conversation.check(b"v=" + base64.b64encode(bytes(32)))
+
+
+def test_scram_takes_names_of_attributes_in_either_case() -> None:
+    first = parse_client_first("N,A=zoë,N=ann,R=Nonce,TokenAuth=true".encode())
+    assert (first.gs2, first.authzid, first.name, first.nonce) == (
+        "N,A=zoë,",
+        "zoë",
+        "ann",
+        "Nonce",
+    )
+    assert first.extensions == {"tokenauth": "true"}
 
 
 def test_scram_gives_the_keys_of_the_published_example() -> None:
