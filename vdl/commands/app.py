@@ -100,6 +100,20 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), cmd_name
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument. Raises click.UsageError with names like it:
+        click looks only among commands that are loaded."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = " or ".join(map(repr, get_close_matches(name, COMMANDS)))
+            hint = f" Did you mean {near}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command. Raises PipeEnded; for a BrokenPipeError click would end the process."""
         try:

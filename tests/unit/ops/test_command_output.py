@@ -282,6 +282,16 @@ def test_every_command_has_help_and_every_leaf_but_some_has_json() -> None:
                 assert has_json or name == "profile", f"{name} {leaf}"
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("topik", " Did you mean 'topic' or 'token'?"), ("xyzzy", "")]
+)
+def test_command_with_a_typing_mistake_is_told_what_is_like_it(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app([typed]) == 2
+    assert capsys.readouterr().err.endswith(f"Error: No such command {typed!r}.{hint}\n")
+
+
 @pytest.mark.parametrize("name", ["consume", "produce"])
 def test_help_has_examples_on_lines_of_their_own(
     capsys: pytest.CaptureFixture[str], name: str
