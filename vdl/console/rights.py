@@ -49,7 +49,9 @@ def acls(question: Question, given: Parameters) -> dict[str, Any]:
         permission_type=_ANY,
     )
     answer = question.ask(DESCRIBE_ACLS, request)
-    check_code(answer.error_code, "access control lists", answer.error_message)
+    is_enforced = answer.error_code != ErrorCode.SECURITY_DISABLED
+    if is_enforced:
+        check_code(answer.error_code, "access control lists", answer.error_message)
     rows = [
         {
             "resource_type": _RESOURCES.get(resource.resource_type, "unknown"),
@@ -65,7 +67,9 @@ def acls(question: Question, given: Parameters) -> dict[str, Any]:
     ]
     found = [row for row in rows if listing.finds(" ".join(row.values()))]
     found.sort(key=lambda row: (row["principal"], row["resource"], row["operation"]))
-    return {"page": listing.info(len(found)), "acls": listing.choose(found)}
+    return {
+        "page": listing.info(len(found)), "is_enforced": is_enforced, "acls": listing.choose(found),
+    }  # fmt: skip
 
 
 def users(question: Question, given: Parameters) -> dict[str, Any]:

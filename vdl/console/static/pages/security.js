@@ -45,13 +45,24 @@ export function showSecurity(context) {
       top(),
       answer.error
         ? failure(answer.error)
-        : [
-            h("div", { class: "tools" }, search(params.get("search"), { label: "Part of a row" }), pager(answer.page, part)),
-            view(answer[part], order),
-            answer.page.pages > 1 ? pager(answer.page, part, "below") : null,
-          ],
+        : answer.is_enforced === false
+          ? openSet()
+          : [
+              h("div", { class: "tools" }, search(params.get("search"), { label: "Part of a row" }), pager(answer.page, part)),
+              view(answer[part], order),
+              answer.page.pages > 1 ? pager(answer.page, part, "below") : null,
+            ],
     ],
   });
+}
+
+// Not an error: a set without logins has no authorizer, either.
+function openSet() {
+  return h(
+    "div",
+    { class: "box warn" },
+    h("p", {}, "No authorizer is set (", h("code", {}, "security.authorizer"), "): every client may do everything."),
+  );
 }
 
 function aclTable(rows, order) {
