@@ -84,6 +84,15 @@ def test_waiting_server_is_described_added_and_then_joins(cluster: Cluster) -> N
     assert described(cluster).standing is Standing.MEMBER
 
 
+def test_server_of_the_first_that_does_not_leave_is_taken_back_without_a_change(
+    cluster: Cluster,
+) -> None:
+    """It stays, also where its votes keep it from being removed."""
+    assert leave(cluster, 2)[0] is ErrorCode.INVALID_REQUEST
+    assert leave(cluster, 2, is_leaving=False) == (ErrorCode.NONE, "")
+    assert leave(cluster, 9, is_leaving=False)[0] is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
 def test_server_that_is_not_connected_is_refused(cluster: Cluster) -> None:
     error, message = answer_of(cluster, 4, None)
     assert error is ErrorCode.BROKER_NOT_AVAILABLE

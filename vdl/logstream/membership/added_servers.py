@@ -183,17 +183,19 @@ class AddedServers:
         self, server_id: ServerId, *, is_leaving: bool, deadline_ns: int, done: Done
     ) -> None:
         """Begin to remove a server, or take it back."""
-        error, complaint = self._state.catalog.why_no_removal(server_id)
+        catalog = self._state.catalog
+        if not is_leaving and server_id in catalog.first_servers and server_id not in catalog.added:
+            done(ErrorCode.NONE, "")  # it stays, whether it could be removed or not
+            return
+        error, complaint = catalog.why_no_removal(server_id)
         if error is not ErrorCode.NONE:
             done(error, complaint)
             return
-        directory_id = self._state.catalog.directory_of(server_id)
+        directory_id = catalog.directory_of(server_id)
         assert directory_id is not None, server_id
-        if server_id in self._state.catalog.added:
+        if server_id in catalog.added:
             leaves = DecommissionServer(server_id, directory_id, is_leaving)
             self._request(leaves, deadline_ns, done)
-        elif not is_leaving:
-            done(ErrorCode.NONE, "")  # it stays
         elif complaint := self._why_votes_stay(server_id):
             done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
         else:
