@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from vdl.commands.output import Failure, emit, fail, plain_lines, progress, say,
 from vdl.commands.resources.record_times import PARTITIONS_AT_ONCE, _rounds
 from vdl.commands.selection import consent, key_values, select
 from vdl.commands.times import parse_time_ms, show_time
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_plain_table_is_aligned_and_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,6 +294,36 @@ def test_command_with_a_typing_mistake_is_told_what_is_like_it(
 ) -> None:
     assert run_app([typed]) == 2
     assert capsys.readouterr().err.endswith(f"Error: No such command {typed!r}.{hint}\n")
+
+
+def test_every_document_has_its_row() -> None:
+    """docs/cli.md names each command with --json, but those that have a page of their own."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    table_of_all = page.partition("## Documents of `--json`")[2].partition("\n## ")[0]
+    rows = set()
+    for cell in re.findall(r"^\| (`.*?) \|", table_of_all, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        group = first.partition(" ")[0]
+        rows |= {first, *others, *(f"{group} {one}" for one in others)}
+    with click.Context(app) as ctx:
+        missing = [
+            path
+            for name in COMMANDS
+            if name not in {"serve", "log", "pipeline", "sim", "test-server"}
+            for path, command in leaves(name, app.get_command(ctx, name))
+            if any("--json" in one.opts for one in command.params)
+            and not {path, f"{name} …"} & rows
+        ]
+    assert missing == []
+
+
+def leaves(path: str, command: click.Command | None) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command, and those below it, with the words that call them."""
+    assert command is not None, path
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, one in command.commands.items():
+            yield from leaves(f"{path} {name}", one)
 
 
 @pytest.mark.parametrize("name", ["consume", "produce"])
