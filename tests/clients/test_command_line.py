@@ -46,6 +46,19 @@ def test_topic_is_created_described_altered_and_deleted(line: CommandLine, topic
     assert (gone.code, gone.error.strip()) == (1, f"Error: {name}: no such topic")
 
 
+def test_name_that_nothing_has_is_told(line: CommandLine, topics: Topics) -> None:
+    """At once, too: a request to a broker that is not there would wait for it."""
+    name = topics.unused_name("none")
+    for words, told in (
+        (("group", "reset", "g", "--topic", name, "--to-earliest"), f"Error: {name}: UNKNOWN_"),
+        (("config", "get", "broker", "77"), "Error: there is no broker 77; the cluster has 1"),
+        (("config", "set", "broker", "77", "x=1"), "Error: there is no broker 77; the cluster"),
+        (("status", "--topic", name), f"{name}: no such topic"),
+    ):
+        found = line.run(*words)
+        assert (found.code, found.error[: len(told)]) == (1, told), words
+
+
 def test_pattern_is_shown_as_a_plan_and_does_nothing_without_consent(
     line: CommandLine, topics: Topics
 ) -> None:

@@ -33,9 +33,17 @@ def _resource(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("kind", type=click.Choice(_KINDS))(function)
 
 
-def _check_name(kind: str, name: str) -> None:
-    if kind == "broker" and name != ALL and not name.isdecimal():
+def _check_name(cluster: Cluster, kind: str, name: str) -> None:
+    """Raise click.UsageError for what is no broker, click.ClickException for one that is not there:
+    a request to it would wait for it in vain."""
+    if kind != "broker" or name == ALL:
+        return
+    if not name.isdecimal():
         raise click.UsageError(f'{name!r}: a broker is an id, or "{ALL}"')
+    asked = cluster.admin().describe_cluster(request_timeout=cluster.timeout_seconds)
+    known = sorted(node.id for node in cluster.result(asked).nodes)
+    if int(name) not in known:
+        fail(f"there is no broker {name}; the cluster has {', '.join(map(str, known))}")
 
 
 @config.command()
@@ -48,7 +56,7 @@ def get(
     *, kind: str, name: str, keys: tuple[str, ...], show_all: bool, as_json: bool, cluster: Cluster
 ) -> None:
     """Show settings and their sources: those that differ from the default, or some KEYs."""
-    _check_name(kind, name)
+    _check_name(cluster, kind, name)
     some = (
         settings_of_all_brokers(cluster)
         if kind == "broker" and name == ALL
@@ -115,7 +123,7 @@ def _alter(
     validate_only: bool,
     as_json: bool,
 ) -> None:
-    _check_name(kind, name)
+    _check_name(cluster, kind, name)
     if kind == "broker" and name == ALL:
         refused = alter_all_brokers(cluster, wanted, validate_only=validate_only)
     else:

@@ -24,7 +24,7 @@ from vdl.commands.checks.cluster_status import (
 from vdl.commands.cluster.admin_requests import admin_settings, connection_options
 from vdl.commands.cluster.bootstrap_option import addresses
 from vdl.commands.cluster.connection import Connection
-from vdl.commands.output import progress
+from vdl.commands.output import progress, say
 from vdl.commands.terminal_text import visible_line
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
@@ -71,7 +71,7 @@ def status(
     """Show servers, problems, partitions, leaders, offsets and the lag of each replica.
 
     If there are many partitions, only some unhealthy ones are shown. Exit code 1 if a server does
-    not answer, a group has no leader, or a server reports another problem.
+    not answer, a group has no leader, a server reports another problem, or there is no such topic.
     """
     shown = Shown(show_all=show_all, only_wrong=only_wrong, topics=frozenset(topics))
     while True:
@@ -91,8 +91,11 @@ def status(
             click.echo(json.dumps(dataclasses.asdict(cluster), indent=2))
         else:
             print_tables(cluster, shown)
+        missing = sorted(shown.topics - {topic.name for topic in cluster.topics})
+        if missing:
+            say(f"{', '.join(missing)}: no such topic", err=True)
         if watch is None:
-            return 0 if cluster.is_healthy else 1
+            return 0 if cluster.is_healthy and not missing else 1
         time.sleep(watch)
 
 

@@ -61,7 +61,7 @@ def descriptions(cluster: Cluster, names: Sequence[str]) -> dict[str, TopicDescr
         asked = admin.describe_topics(
             TopicCollection(some), request_timeout=cluster.timeout_seconds
         )
-        found.update({name: cluster.result(asked[name]) for name in some})
+        found.update({name: cluster.result(asked[name], name) for name in some})
     return found
 
 
