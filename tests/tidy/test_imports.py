@@ -143,7 +143,7 @@ ASYNCIO_EDGES = {
 PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyiceberg", "moto")
 
 NOT_BEFORE_LISTENING = {
-    "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "opentelemetry",
+    "click", "confluent_kafka", "google.protobuf", "grpc", "http.client", "numpy", "opentelemetry",
     "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "re2", "rich", "vdl.console",
     "vdl.pipeline", "vdl.testing",
 }  # fmt: skip

@@ -71,7 +71,6 @@ from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
 from vdl.server.side_thread import SideThread
 from vdl.server.sources import ServerSources
-from vdl.server.token_keys import TokenKeys
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService
@@ -178,6 +177,8 @@ class Process:
         users = read_first_users(config.first_users) if config.first_users is not None else ()
         tokens = Validator(config.oauth) if config.oauth.is_complete else None
         if tokens is not None:
+            from vdl.server.token_keys import TokenKeys  # loads a client of HTTP
+
             fetching = SideThread("jwks", self._doorbell.ring)
             TokenKeys(tokens, fetching.run, self._clock, self._log).start()
         workers = ThreadWorkers(

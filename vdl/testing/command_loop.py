@@ -33,12 +33,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from vdl.errors import VdlError
-from vdl.testing.control_port import ControlPort, Request
 from vdl.testing.server_process import END_SIGNALS
 from vdl.testing.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from vdl.testing.control_port import ControlPort, Request
 
 LINE_BYTES_MAX = 64 << 10
 
@@ -112,7 +114,12 @@ class Commands:
         self._maker = maker
         # Not epoll, which takes no files: standard input may be one.
         self._selector = selectors.PollSelector()
-        self.port = ControlPort(self._selector) if has_port else None
+        self.port: ControlPort | None = None
+        if has_port:
+            # Its libraries take a tenth of a start, and most clusters have no port.
+            from vdl.testing.control_port import ControlPort
+
+            self.port = ControlPort(self._selector)
         for descriptor in (commands, maker):
             if descriptor is not None:
                 self._selector.register(descriptor, selectors.EVENT_READ)
@@ -199,10 +206,10 @@ def run(
                 }
                 say(about if given.port is None else {**about, "control": given.port.about()})
                 for one in given:
-                    if isinstance(one, Request):
-                        one.answer(carry_out(supervisor, one.command, one.words))
-                    else:
+                    if isinstance(one, bytes):
                         say(obey(supervisor, one.decode(errors="replace")))
+                    else:
+                        one.answer(carry_out(supervisor, one.command, one.words))
         except VdlError as error:
             tails = "".join(node.log_tail() for node in supervisor.nodes)
             say({"ok": False, "error": f"{error}{tails}"})
