@@ -43,6 +43,17 @@ def test_pages_of_a_healthy_set_show_their_data(visit, look):
     assert (dark == "rgb(15, 19, 23)") == (look == "dark")
 
 
+def test_name_with_marks_beside_it_stays_on_its_line_on_a_phone(visit):
+    """Server 1 is "this one" and the controller; its name is as high as that of another."""
+    visitor = visit(is_phone=True)
+    visitor.open("servers")
+    boxes = [
+        visitor.page.get_by_role("link", name=f"Server {number}").bounding_box()
+        for number in (1, 2)
+    ]
+    assert boxes[0]["height"] == boxes[1]["height"]
+
+
 def test_overview_shows_health_servers_and_plots(visit):
     """The first page needs no click to say that all is well."""
     visitor = visit()
