@@ -227,6 +227,28 @@ def test_slow_request_is_explained_by_its_longest_phase(phase: str, kind: str) -
     assert other["kind"] == "nothing_wrong"
 
 
+def test_cluster_of_many_partitions_is_explained_in_one_look_at_each() -> None:
+    """Ten thousand partitions took minutes when each was looked for among all."""
+
+    class Name(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    partitions = 200
+    servers = [server(1), server(2), server(3)]
+    for number, one in enumerate(servers, start=1):
+        assert one.status is not None
+        one.status.groups = [
+            replica(number, leader=1 + p % 3, name=Name(f"orders-{p}")) for p in range(partitions)
+        ]
+    assert explain(Question(About.CLUSTER), facts(*servers))["ok"]
+    assert Name.compared <= 10 * len(servers) * partitions
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "1 time."), (2, "2 times.")])
 def test_slow_requests_of_a_cluster_are_counted(count: int, words: str) -> None:
     slow = event("slow_request", count=count, client="c at h", api="Produce", total_ms=900)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from rpc.admin import Role
 from vdl.server.explain.answer import EVIDENCE_MAX, NOTHING_WRONG, Finding
 from vdl.server.explain.facts import RECENT_MS, Facts, Seen, ServerFacts, clock_text, listed
 from vdl.server.problem import (
@@ -126,7 +127,7 @@ def explain_cluster(facts: Facts) -> list[Finding]:
         for server in facts.servers
         if server.status is not None
         for group in server.status.groups
-        if facts.leader_of(group.name) is not None
+        if group.role is Role.LEADER
     } if len(facts.servers) > 1 else set()  # fmt: skip
     told: set[tuple[str, str]] = set()
     problems = []
