@@ -333,3 +333,26 @@ def test_run_whose_checkpoint_its_successor_removed_is_told_of_that_run(
         monkeypatch.setattr(job.runner._topics, "ids", lambda: IDS)
         with pytest.raises(CommitConflict, match=f"run {heir.runner._run} on "):
             job.runner.run()
+
+
+def test_run_whose_commit_fails_after_it_was_made_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has gone on by this run itself: no other one is to blame."""
+
+    def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
+        del runner, checkpoint, once
+        job.commit(at(5, 0))
+
+    def publish(data: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Runner, "_open", lambda runner: None)
+    monkeypatch.setattr(Runner, "_follow", follow)
+    with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
+        monkeypatch.setattr(job.runner._topics, "ids", lambda: IDS)
+        monkeypatch.setattr(job.rows, "_publish", publish)
+        with pytest.raises(PipelineError, match="no space left"):
+            job.runner.run()
+    with closing(Run(tmp_path, "parquet", monkeypatch)) as again:
+        assert again.runner._positions == at(5, 0)

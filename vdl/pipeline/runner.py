@@ -67,6 +67,7 @@ from vdl.pipeline.table import (
     TableSink,
     WindowSink,
     WindowState,
+    by_whom,
 )
 from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.tasks import on_spark
@@ -222,7 +223,9 @@ class Runner:
         """
         table = self._open_sink()
         table.open(self._topics.ids())
-        if table.sequence != self._rows_table.sequence:
+        # A commit of this run that was made, and has failed since, is not another run's.
+        own = by_whom({"run": self._run, **self._whereabouts})
+        if table.sequence != self._rows_table.sequence and table.last_run() != own:
             what = f"the job is at batch {table.sequence}, expected {self._rows_table.sequence}"
             raise CommitConflict(table.path, what, table.last_run())
 
