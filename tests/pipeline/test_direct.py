@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import threading
 import time
@@ -31,16 +32,17 @@ from tests.pipeline.test_spark import fill, job_of, run_once
 from vdl.pipeline import direct_batches
 from vdl.pipeline.decode import NO_VALUE, NOT_JSON, TOMBSTONES
 from vdl.pipeline.direct import AVRO, JSON, Direct, Outcome, can_write, left_of, write_task
-from vdl.pipeline.direct_batches import DirectBatches, Stopped
+from vdl.pipeline.direct_batches import DirectBatches, Part, Stopped, divided
 from vdl.pipeline.errors import CommitConflict, PipelineError, RowsGone, TopicRecreated
 from vdl.pipeline.files import ROWS as ROWS_KIND
-from vdl.pipeline.files import WriteSpec
+from vdl.pipeline.files import WriteSpec, packed, unpacked
 from vdl.pipeline.open_table import rows_table
 from vdl.pipeline.options import TEXTS, parse
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import letter, schema_of
 from vdl.pipeline.registered.values import Texts
 from vdl.pipeline.runner import Runner
+from vdl.pipeline.source import BrokerTask, LostRange
 from vdl.pipeline.tasks import on_spark
 from vdl.pipeline.verify import verify
 
@@ -87,6 +89,24 @@ def test_direct_writes_what_is_sure_and_leaves_the_rest(tmp_path: Path) -> None:
     assert [(one["offset"], one["value"]) for one in told] == [(3, b" no"), (4, None)]
     assert told[0]["error"].startswith(NOT_JSON)
     assert told[1]["error"] == NO_VALUE
+
+
+def test_direct_sends_dead_letters_with_the_tasks_that_read_them(tmp_path: Path) -> None:
+    """Not with the secrets: Spark writes a function above 1 MiB to files."""
+    offsets = {p: random.Random(p).sample(range(4 << 20), 400_000) for p in (0, 1)}
+    spec = replace(
+        direct_of(tmp_path).spec, dead_there={f"t/{p}": packed(told) for p, told in offsets.items()}
+    )
+    pieces = [OffsetRange("t", p, 0, 10) for p in (1, 2)]
+    parts: list[Part] = [BrokerTask((piece,)) for piece in pieces]
+    options = parse({"bootstrap": "127.0.0.1:1", "topics": "t"})
+    function, items = divided(
+        options, replace(direct_of(tmp_path), spec=spec), [*parts, LostRange(pieces[0])]
+    )
+    assert len(pickle.dumps(function)) < 10_000
+    assert [set(item.dead_there) for item in items] == [{"t/1"}, set(), {"t/1"}]
+    assert unpacked(items[0].dead_there["t/1"]) == set(offsets[1])
+    assert len(pickle.dumps(items)) < 1 << 20
 
 
 def test_direct_treats_tombstones_as_the_job_says(tmp_path: Path) -> None:
@@ -313,7 +333,7 @@ def test_run_is_told_that_another_one_has_removed_its_files(
     with closing(Runner(job, spark)) as slow, closing(Runner(job, spark)) as heir:
         there = slow._dead_there
 
-        def dead_there() -> dict[str, frozenset[int]]:
+        def dead_there() -> dict[str, bytes]:
             if slow.totals.batches == 1:
                 heir.run(once=True)
             return there()

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline import runner as runner_module
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
-from vdl.pipeline.files import DEAD, DEAD_SCHEMA, WriteSpec, _letters
+from vdl.pipeline.files import DEAD_SCHEMA, _letters, unpacked
 from vdl.pipeline.job import load_job
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.runner import Runner, Written
@@ -230,9 +230,10 @@ def test_dead_letter_that_only_the_second_try_finds_is_kept(
         with pytest.raises(PipelineError, match="killed"):
             killed.commit(at(20, 8), [(0, 12), (1, 5)])
     for run in (killed, begin()):
-        spec = WriteSpec("x", "", "", "t", {}, run.runner._dead_there(), only=DEAD)
-        assert spec.dead_there == {"t/0": {12}, "t/1": {5}}
-        letters = _letters(dead_rows((0, 12), (0, 13), (1, 3), (1, 5), (1, 12)), spec)
+        told = run.runner._dead_there()
+        there = {place: unpacked(data) for place, data in told.items()}
+        assert there == {"t/0": {12}, "t/1": {5}}
+        letters = _letters(dead_rows((0, 12), (0, 13), (1, 3), (1, 5), (1, 12)), {}, there)
         found = list(zip(*(letters.column(n).to_pylist() for n in (1, 2)), strict=True))
         assert found == [(0, 13), (1, 3), (1, 12)]
     again = begin()

@@ -11,9 +11,9 @@ Does not depend on tables or on jobs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,8 @@ from vdl.pipeline.direct import Direct, Outcome, write_task
 from vdl.pipeline.options import ReadOptions
 from vdl.pipeline.positions import Positions
 from vdl.pipeline.registered.values import Texts
-from vdl.pipeline.source import VdlStreamReader, read_task
+from vdl.pipeline.segment_read import SegmentTask
+from vdl.pipeline.source import BrokerTask, LostRange, VdlStreamReader, read_task
 from vdl.pipeline.tasks import on_spark
 from vdl.pipeline.worker import exempt_modules_from_collection
 
@@ -29,16 +30,54 @@ WAIT_SECONDS = 0.5
 LEFT_BYTES_OF_BATCH_MAX = 64 << 20
 """Limit on the records that all tasks of a batch return: the driver holds them in memory."""
 Result = TypeVar("Result")
+Part = BrokerTask | SegmentTask | LostRange
 
 
 class Stopped(Exception):
     """The end of the run was requested while a batch was being written."""
 
 
-def write(options: ReadOptions, direct: Direct, part: Any) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Input of one task: what it reads, and `WriteSpec.dead_there` of the partitions in it."""
+
+    part: Part
+    dead_there: Mapping[str, bytes]
+
+
+def divided(
+    options: ReadOptions, direct: Direct, parts: Sequence[Part]
+) -> tuple[Callable[[Item], Outcome], list[Item]]:
+    """Return what each task does, and its input.
+
+    The function has secrets, and must stay small: Spark sends one of up to 1 MiB in memory, and a
+    larger one through files. Items go through a file, and grow with a batch.
+    """
+    spec = direct.spec
+    items = [
+        Item(
+            part, {place: spec.dead_there[place] for place in _places(part) & set(spec.dead_there)}
+        )
+        for part in parts
+    ]
+    bare = replace(direct, spec=replace(spec, dead_there={}))
+    return partial(write, options, bare), items
+
+
+def _places(part: Part) -> set[str]:
+    """Return the partitions that a task reads, as "topic/partition"."""
+    if isinstance(part, SegmentTask):
+        pieces = [piece.wanted for piece in part.pieces]
+    else:
+        pieces = [part.wanted] if isinstance(part, LostRange) else list(part.pieces)
+    return {f"{piece.topic}/{piece.partition}" for piece in pieces}
+
+
+def write(options: ReadOptions, direct: Direct, item: Item) -> Outcome:
     """Read one task's part and write it, on an executor."""
+    direct = replace(direct, spec=replace(direct.spec, dead_there=item.dead_there))
     texts = Texts.from_text(options.texts) if options.texts else None
-    found = write_task(read_task(part, options), direct, texts)
+    found = write_task(read_task(item.part, options), direct, texts)
     exempt_modules_from_collection()
     return found
 
@@ -73,10 +112,8 @@ class DirectBatches:
         parts = [one.value for one in planned if one.value is not None]
         room = LEFT_BYTES_OF_BATCH_MAX // max(1, len(parts))
         direct = replace(direct, left_bytes_max=min(direct.left_bytes_max, room))
-        # Options have secrets. Items go to the executors through a file, a function in memory; one
-        # above 1 MiB (many offsets of known dead letters) through a file that only the user reads.
-        task = partial(write, self._options, direct)
-        return self.run(direct.spec.prefix, lambda: on_spark(self._spark)(task, parts))
+        function, items = divided(self._options, direct, parts)
+        return self.run(direct.spec.prefix, lambda: on_spark(self._spark)(function, items))
 
     def run(self, group: str, act: Callable[[], Result]) -> Result:
         """Return what `act` returns. Its Spark jobs have this group, and end at a stop.

@@ -15,11 +15,13 @@ Does not depend on the driver's side, or on table formats.
 from __future__ import annotations
 
 import json
+import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -87,7 +89,8 @@ null for one record.
 class WriteSpec:
     """Settings of the tasks of a batch.
 
-    `dead_there`: "topic/partition" → offsets whose dead letters an earlier attempt has committed.
+    `dead_there`: "topic/partition" → offsets whose dead letters an earlier attempt has committed,
+    as `packed` returns them.
     """
 
     prefix: str
@@ -96,7 +99,7 @@ class WriteSpec:
     topic: str
     """The job's only topic, or "" if the `_topic` column has it."""
     kinds: Mapping[str, str]
-    dead_there: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    dead_there: Mapping[str, bytes] = field(default_factory=dict)
     only: str = ""
     """ROWS or DEAD if the batches hold only such, without the columns of the others."""
     partition_by: tuple[PartitionField, ...] = ()
@@ -186,18 +189,34 @@ def _split(
     return batch.select(names).filter(is_good), batch.filter(pc.invert(is_good))
 
 
-def _letters(bad: pa.RecordBatch, spec: WriteSpec) -> pa.RecordBatch:
-    """Return dead letters in the columns of their table, without those it already has."""
+def packed(offsets: Iterable[int]) -> bytes:
+    """Return a set of offsets as compressed distances.
+
+    Tasks receive it with secrets, and Spark writes to a file what is larger than a mebibyte.
+    """
+    ordered = np.sort(np.fromiter(offsets, np.int64))
+    return zlib.compress(np.diff(ordered, prepend=0).tobytes())
+
+
+def unpacked(data: bytes) -> frozenset[int]:
+    distances = np.frombuffer(zlib.decompress(data), np.int64)
+    return frozenset(np.cumsum(distances).tolist())
+
+
+def _letters(
+    bad: pa.RecordBatch, kinds: Mapping[str, str], there: Mapping[str, frozenset[int]]
+) -> pa.RecordBatch:
+    """Return dead letters in the columns of their table, without those that are there."""
     topics, partitions = bad.column("_dead_topic").to_pylist(), bad.column("_partition").to_pylist()
     offsets = bad.column("_offset").to_pylist()
     none: frozenset[int] = frozenset()
     wanted = [
-        offset not in spec.dead_there.get(f"{topic}/{partition}", none)
+        offset not in there.get(f"{topic}/{partition}", none)
         for topic, partition, offset in zip(topics, partitions, offsets, strict=True)
     ]
     bad = bad.filter(pa.array(wanted, pa.bool_()))
     errors = [
-        explain(error, value, spec.kinds)
+        explain(error, value, kinds)
         for error, value in zip(
             bad.column("_error").to_pylist(), bad.column("_value").to_pylist(), strict=True
         )
@@ -284,12 +303,15 @@ class DeadRows:
 
     def __init__(self, spec: WriteSpec, task: str) -> None:
         self._spec = spec
+        self._there: dict[str, frozenset[int]] | None = None
         path = f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet"
         self._file = _File(path, DEAD, spec.storage)
 
     def add(self, bad: pa.RecordBatch) -> None:
         """Add decoded rows with an error. They have at least ORIGIN's columns and DEAD_ONLY."""
-        letters = _letters(bad, self._spec)
+        if self._there is None:
+            self._there = {place: unpacked(data) for place, data in self._spec.dead_there.items()}
+        letters = _letters(bad, self._spec.kinds, self._there)
         self._file.seen += bad.num_rows
         if letters.num_rows:
             self._file.add(letters, _dead_spans(letters))

@@ -40,7 +40,15 @@ from vdl.pipeline.compaction import BYTES_TARGET, RETAIN_HOURS, CompactingSink
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import CommitConflict, PipelineError, TooManyDeadLetters, reason_of
-from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
+from vdl.pipeline.files import (
+    DEAD,
+    DEAD_SCHEMA,
+    REPORT_DDL,
+    ROWS,
+    WriteSpec,
+    packed,
+    write_batches,
+)
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
@@ -742,7 +750,7 @@ class Runner:
         written.failed = expectations.counted(rules, counts)
         return written.of_total(int(counts.get("rows", written.rows + written.dead)))
 
-    def _dead_there(self) -> dict[str, frozenset[int]]:
+    def _dead_there(self) -> dict[str, bytes]:
         """Return dead letters, by "topic/partition", of records whose rows are not committed.
 
         They are identified by offset: after a repair of the job file other records may be dead.
@@ -751,7 +759,8 @@ class Runner:
         if not torn:
             return {}
         storage = storage_of(self._job.errors.path, storage_settings(self._job))
-        return offsets_within(self._dead_table.files(), torn, storage)
+        found = offsets_within(self._dead_table.files(), torn, storage)
+        return {place: packed(offsets) for place, offsets in found.items()}
 
     def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
         """Write closed windows for the table, and open ones for the next batch."""
