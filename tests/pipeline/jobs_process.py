@@ -1,6 +1,6 @@
 """Process that runs several jobs, each in a Spark session of its own, to be killed.
 
-    python -m tests.pipeline.jobs_process [--once] [--master URL] JOB.toml...
+    python -m tests.pipeline.jobs_process [--once] [--left-bytes N] [--master URL] JOB.toml...
 
 With a master it uses two executors of one core each, on two workers of its cluster: a slow task is
 then run again on the other one while it continues.
@@ -16,7 +16,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from vdl.pipeline import register
+from vdl.pipeline import direct_batches, register
 from vdl.pipeline.jars import find_jars
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner
@@ -41,10 +41,13 @@ SCHEDULER = "org.apache.spark.scheduler.TaskSetManager"
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--left-bytes", type=int, help="limit on a batch's records in doubt")
     parser.add_argument("--master", default="")
     parser.add_argument("jobs", type=Path, nargs="+")
     options = parser.parse_args()
     jobs = [load_job(file) for file in options.jobs]
+    if options.left_bytes:
+        direct_batches.LEFT_BYTES_OF_BATCH_MAX = options.left_bytes
     needs_jars = any(job.source.kind == "kafka" for job in jobs)
     spark = make_session(
         "jobs",

@@ -3,7 +3,9 @@
     python -m tests.pipeline.violence --source vdl --kills 10 --leaders 2 --seed 1
     python -m tests.pipeline.violence --sinks iceberg,delta-s3,iceberg-s3 --zombies 2 --speculate
 
-A producer writes numbered records without a pause; one in 500 is broken. Meanwhile the process that
+A producer writes numbered records without a pause; one in 500 is broken, and of some only Spark may
+decide how they are decoded, now few and now many: tasks write the rows that they read, leave some
+records to Spark, or give up a batch (`Outcome.files`). Meanwhile the process that
 runs the jobs, one for each sink, is killed (SIGKILL) with all its children at random moments and
 restarted; Spark's checkpoints are deleted once; the leader of a partition is killed and restarted.
 A zombie is suspended instead of killed, and continues after its successor has committed to each
@@ -51,6 +53,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "numbers"
 PARTITIONS = 3
 BROKEN_EVERY = 500
+DOUBTFUL_EVERY, DOUBTFUL_PHASE, DOUBTFUL_OFTEN = 100, 8_000, 10
+"""One in so many records is in doubt, and of every fourth phase of numbers one in fewer."""
+LEFT_BYTES = 24 << 10
+"""Limit on the records in doubt of a batch, which batches of the fourth phase exceed."""
+DIRECT = "-direct-"
+"""Part of the names of files whose rows a task has written as it read them."""
 KEYS = 5003
 """Number of keys: a prime, so that broken records have all keys."""
 COMPACT_EVERY = 5
@@ -143,6 +151,8 @@ class Load:
                 continue
             told = {"n": number, "key": number % KEYS, "text": f"record {number}"}
             value = json.dumps(told).encode()
+            if is_doubtful(number):
+                value = value.replace(b'{"n"', b'{"n": -1, "n"')
             is_broken = number % BROKEN_EVERY == BROKEN_EVERY - 1
             self._produce(number, value[:-5] if is_broken else value, is_broken=is_broken)
             number += 1
@@ -170,9 +180,18 @@ class Load:
         self._thread.join()
 
 
+def is_doubtful(number: int) -> bool:
+    """Return True if a record of this number has a member twice, of which the second counts."""
+    is_often = number // DOUBTFUL_PHASE % 4 == 3
+    return number % (DOUBTFUL_OFTEN if is_often else DOUBTFUL_EVERY) == 7
+
+
 @dataclass
 class Outcome:
-    """Result of a run. `lost` and `twice` by table."""
+    """Result of a run. `lost` and `twice` by table.
+
+    `files`: table → numbers of its files that tasks wrote as they read, and that Spark's rows made.
+    """
 
     produced: int = 0
     broken: int = 0
@@ -189,6 +208,7 @@ class Outcome:
     """Number of those with one attempt that ended while the other continued."""
     speculates: bool = False
     commits: dict[str, int] = field(default_factory=dict)
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     twice: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
@@ -221,7 +241,7 @@ class Jobs:
     def start(self, *, once: bool = False) -> subprocess.Popen[bytes]:
         # Lower priority than the servers: a machine of two cores has not enough for all.
         command = ["nice", "-n", "5", sys.executable, "-m", "tests.pipeline.jobs_process"]
-        command += ["--once"] if once else []
+        command += ["--left-bytes", str(LEFT_BYTES), *(["--once"] if once else [])]
         command += ["--master", self._cluster.url] if self._cluster else []
         self._logs.append(self._folder / f"jobs-{len(self._logs)}.log")
         with self._logs[-1].open("ab") as log:
@@ -500,6 +520,8 @@ def _count(
             )
         )
         outcome.commits[job.name] = table.sequence
+        direct = sum(DIRECT in path for path in table.files())
+        outcome.files[job.name] = (direct, len(table.files()) - direct)
         seen = Counter(row["key" if job.is_upsert else "n"] for row in rows)
         outcome.twice[job.name] = sum(count - 1 for count in seen.values())
         if job.is_upsert:
