@@ -33,7 +33,12 @@ from vdl.pipeline import direct_batches
 from vdl.pipeline.decode import NO_VALUE, NOT_JSON, TOMBSTONES
 from vdl.pipeline.direct import AVRO, JSON, Direct, Outcome, can_write, left_of, write_task
 from vdl.pipeline.direct_batches import DirectBatches, Part, Stopped, divided
-from vdl.pipeline.errors import CommitConflict, PipelineError, RowsGone, TopicRecreated
+from vdl.pipeline.errors import (
+    CommitConflict,
+    PipelineError,
+    RowsGone,
+    TopicRecreated,
+)
 from vdl.pipeline.files import ROWS as ROWS_KIND
 from vdl.pipeline.files import WriteSpec, packed, unpacked
 from vdl.pipeline.open_table import rows_table
@@ -404,6 +409,57 @@ def test_job_stops_if_its_topic_changes_under_it(
         with closing(Runner(job, spark, on_batch)) as runner, pytest.raises(error):
             runner.run(once=True)
         assert runner.totals.rows == spark.read.parquet(job.sink.path).count() == 250
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("trimmed", "begins at 290"),
+        ("deleted", "does not exist"),
+        ("recreated, shorter", "was deleted and created again"),
+        ("recreated, longer", "was deleted and created again"),
+    ],
+)
+def test_job_stops_if_its_topic_changes_between_plan_and_read(
+    spark: Any,
+    bootstrap: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    error: str,
+) -> None:
+    """Nothing of that batch is in the table, and the error says what has happened."""
+    topic = f"planned-{change}".replace(", ", "-")
+    create(bootstrap, topic)
+    fill(bootstrap, topic, 0, 600, broken=False)
+    more = '\n[source.options]\nstallSeconds = "3"\n'
+    job = job_of(tmp_path, bootstrap, topic, more=more)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    batches: list[Any] = []
+
+    def planned(*told: Any) -> Any:
+        batches.append(told)
+        if len(batches) == 2:
+            if change == "trimmed":
+                gone = [TopicPartition(topic, p, 290) for p in (0, 1)]
+                for done in admin.delete_records(gone).values():
+                    done.result(30)
+            else:
+                admin.delete_topics([topic])[topic].result(30)
+                deadline = time.monotonic() + 30
+                while topic in admin.list_topics(timeout=10).topics:
+                    assert time.monotonic() < deadline
+            if "recreated" in change:
+                create(bootstrap, topic)
+                fill(bootstrap, topic, 0, 600 if "longer" in change else 20)
+        return divided(*told)
+
+    monkeypatch.setattr(direct_batches, "divided", planned)
+    with closing(Runner(job, spark)) as runner, pytest.raises(PipelineError, match=error):
+        runner.run(once=True)
+    assert len(batches) == 2
+    assert runner.totals.rows == spark.read.parquet(job.sink.path).count() == 250
 
 
 @pytest.mark.spark
