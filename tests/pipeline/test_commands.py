@@ -183,9 +183,8 @@ def test_reason_of_an_exception_of_sparks_is_one_line() -> None:
 
         at org.apache.spark.api.python.BasePythonRunner
     """
-    assert reason_of(ValueError(quoted)) == (
-        "vdl.pipeline.errors.RowsGone: t/0: offset 3 is required, but the log begins at 9"
-    )
+    told = "t/0: offset 3 is required, but the log begins at 9"
+    assert reason_of(ValueError(quoted)) == told
     other = quoted.replace("vdl.pipeline.errors.RowsGone: t/0: offset 3", "KeyError: 'a'; offset 3")
     assert reason_of(ValueError(other)).startswith("KeyError: 'a'; offset 3")
     own = "An error occurred while calling o7.collect.\n: java.io.IOException: disk full\n\tat x"

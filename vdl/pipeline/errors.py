@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 
 TRACEBACK = "Traceback (most recent call last):"
+OWN = re.compile(r"vdl\.pipeline\.[\w.]+: ")
+"""Beginning of the line of one of our errors in a traceback; the rest is for operators."""
 
 
 class PipelineError(Exception):
@@ -151,7 +154,7 @@ def reason_of(error: BaseException) -> str:
     message without general phrases.
     """
     lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("vdl.pipeline.")]
+    told = [OWN.sub("", line) for line in lines if OWN.match(line)]
     own = [line for line in lines if not line.startswith("An error occurred while calling")]
     return (told[-1:] or _raised(lines)[-1:] or own[:1] or [type(error).__name__])[0]
 
