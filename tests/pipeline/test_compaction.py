@@ -163,8 +163,8 @@ def test_command_compacts_the_rows_and_the_dead_letters(
     class Cluster:
         """Cluster with the methods that the command needs."""
 
-        def __init__(self, options: object) -> None:
-            del options
+        def __init__(self, options: object, **limits: float) -> None:
+            del options, limits
 
         def ids(self) -> dict[str, tuple[str, int]]:
             return TOPICS

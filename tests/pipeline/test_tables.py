@@ -636,8 +636,8 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
     class Cluster:
         """Cluster with the methods that `status` needs."""
 
-        def __init__(self, options: object) -> None:
-            del options
+        def __init__(self, options: object, **limits: float) -> None:
+            del options, limits
 
         def ids(self) -> dict[str, tuple[str, int]]:
             return TOPICS

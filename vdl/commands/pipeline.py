@@ -146,10 +146,12 @@ def status(*, job_file: Path, as_json: bool) -> int:
     """Show the offsets of the table and its lag behind the topics. Does not use Spark."""
     from vdl.pipeline.account import account_of
     from vdl.pipeline.open_table import rows_table
+    from vdl.pipeline.preflight import check_cluster
     from vdl.pipeline.table import WindowSink
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
+    check_cluster(job)
     topics = Topics(job.source.read_options())
     ids = topics.ids()
     table = rows_table(job)
@@ -235,9 +237,11 @@ def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
     """
     from vdl.pipeline.compaction import Compacted, CompactingSink
     from vdl.pipeline.open_table import dead_table, rows_table
+    from vdl.pipeline.preflight import check_cluster
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
+    check_cluster(job)
     with contextlib.closing(Topics(job.source.read_options())) as topics:
         ids = topics.ids()
     for table in (rows_table(job), dead_table(job)):
@@ -264,6 +268,7 @@ def rewind(*, job_file: Path, other: str, beside: bool) -> int:
     """
     from vdl.pipeline.open_table import rows_table
     from vdl.pipeline.options import parse_where
+    from vdl.pipeline.preflight import check_cluster
     from vdl.pipeline.rollback import Rewinding
     from vdl.pipeline.topics import Topics
 
@@ -278,6 +283,7 @@ def rewind(*, job_file: Path, other: str, beside: bool) -> int:
         "host": socket.gethostname(),
         "since_ms": int(time.time() * 1000),
     }
+    check_cluster(job)
     with contextlib.closing(Topics(job.source.read_options())) as topics:
         ids = topics.ids()
         positions = table.rewind(ids, run)

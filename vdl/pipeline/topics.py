@@ -44,6 +44,10 @@ _ISOLATION = {
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
 
+NO_ANSWER = "check the addresses, and `security.protocol` of the source's client"
+"""Advice if no error says more: a server of TLS drops a client without it and gives no reason."""
+_RANKS = {KafkaError._ALL_BROKERS_DOWN: 0, KafkaError._AUTHENTICATION: 2}
+
 EARLIEST, LATEST = -2, -1
 """Values of a time in the protocol for the start and the end of a log."""
 _SPECS = {EARLIEST: OffsetSpec.earliest(), LATEST: OffsetSpec.latest()}
@@ -51,6 +55,16 @@ _SPECS = {EARLIEST: OffsetSpec.earliest(), LATEST: OffsetSpec.latest()}
 
 class ClusterUnreachable(PipelineError):
     """A request got no response in several attempts."""
+
+
+class TopicForbidden(PipelineError):
+    """The job's user has no permission for the topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"topic {topic}: the servers do not permit this user to describe it; a job needs READ "
+            "on its topics"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ class Topics:
         self._attempts = attempts or ATTEMPTS
         self._client = {**options.client, "bootstrap.servers": options.bootstrap}
         self._admin: Any = None
-        self._last_error = ""
+        self._reason: tuple[int, str] = (0, "")
+        """Error that says most, with its rank."""
 
     def _library(self) -> Any:
         """Return the admin client, created on first use since it sends requests by itself."""
@@ -84,13 +99,19 @@ class Topics:
         return self._admin
 
     def _note(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last_error:
-            self._last_error = error.str()
+        """Keep the last error, unless an earlier one says more.
+
+        Servers close a connection after a failed login, and then all count as down.
+        """
+        rank = _RANKS.get(error.code(), 1)
+        if rank >= self._reason[0]:
+            more = f": {NO_ANSWER}" if error.code() == KafkaError._ALL_BROKERS_DOWN else ""
+            self._reason = rank, error.str() + more
 
     def ids(self) -> dict[str, tuple[str, int]]:
         """Return topic → (topic id, number of partitions).
 
-        Raises TopicMissing, ClusterUnreachable.
+        Raises TopicMissing, TopicForbidden, ClusterUnreachable.
         """
         names = list(self._options.topics)
         futures = self._again(
@@ -199,11 +220,13 @@ class Topics:
                 code = error.args[0].code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise TopicMissing(key if isinstance(key, str) else key.topic) from error
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise TopicForbidden(key if isinstance(key, str) else key.topic) from error
                 problem = error
             else:
                 return answers
         self._library().poll(0)
-        reason = self._last_error or (problem.args[0].str() if problem is not None else "")
+        reason = self._reason[1] or (problem.args[0].str() if problem is not None else "")
         raise ClusterUnreachable(f"{self._options.bootstrap}: {reason}") from problem
 
     def row_bytes(self, where: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int], float]:

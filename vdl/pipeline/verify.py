@@ -118,7 +118,10 @@ def verify(job: Job, spark: Any) -> Verdict:
     end = table.open(ids)
     dead.open(ids)
     if not end:
-        return Verdict()
+        raise PipelineError(
+            f"{table.path}: the job {job.name} has written nothing there, so there is nothing to "
+            "compare"
+        )
     account = account_of(table)
     if account is None:
         raise PipelineError(
