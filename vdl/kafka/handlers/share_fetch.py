@@ -608,6 +608,10 @@ class _Poll:
             self._take_back(given)
 
 
+NO_LEADER = (-1, -1)
+"""Leader and epoch where none is told. The protocol's default, 0, would be a server's id."""
+
+
 class _Answer:
     """The partitions of an answer, each once."""
 
@@ -621,7 +625,9 @@ class _Answer:
         """Return the answer of a partition; add it if it is missing."""
         data = self._partitions.get((topic_id, index))
         if data is None:
-            data = self._partitions[topic_id, index] = PartitionData(index, records=b"")
+            data = self._partitions[topic_id, index] = PartitionData(
+                index, records=b"", current_leader=LeaderIdAndEpoch(*NO_LEADER)
+            )
             topic = self.topics.get(topic_id)
             if topic is None:
                 topic = self.topics[topic_id] = ShareFetchableTopicResponse(topic_id)
@@ -833,7 +839,11 @@ def _acknowledged(ctx: RequestContext, done: _Acknowledging) -> ShareAcknowledge
             topic = topics[named.topic_id] = share_acknowledge.ShareAcknowledgeTopicResponse(
                 named.topic_id
             )
-        data = share_acknowledge.PartitionData(named.index, named.error)
+        data = share_acknowledge.PartitionData(
+            named.index,
+            named.error,
+            current_leader=share_acknowledge.LeaderIdAndEpoch(*NO_LEADER),
+        )
         topic.partitions.append(data)
         if named.error is ErrorCode.NOT_LEADER_OR_FOLLOWER:
             leader, epoch = _leader_of(ctx, named.topic_id, named.index)

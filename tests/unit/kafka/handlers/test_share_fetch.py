@@ -689,6 +689,20 @@ def test_partitions_that_are_not_here_are_answered_by_themselves() -> None:
     }
 
 
+def test_leader_that_is_not_known_is_not_named() -> None:
+    """franz-go takes any id from 0 on for the new leader, and looks for it for ever."""
+    share = Share(partitions=2)
+    share.streams[0].lose_leadership()
+    share.world.host.leaders.clear()
+    member = Member(share)
+    member.fetch([0, 1, 7])
+    leaders = [p.current_leader for t in member.fetch().responses for p in t.partitions]
+    assert {(one.leader_id, one.leader_epoch) for one in leaders} == {(-1, -1)}
+    acknowledged = member.acknowledge({0: [(0, 0, [ACCEPT])], 7: [(0, 0, [ACCEPT])]})
+    leaders = [p.current_leader for t in acknowledged.responses for p in t.partitions]
+    assert {(one.leader_id, one.leader_epoch) for one in leaders} == {(-1, -1)}
+
+
 def test_a_group_that_nobody_joined_is_given_nothing() -> None:
     share = Share()
     fill(share.stream, 1)
