@@ -165,8 +165,10 @@ def _slices(
         if weight > left and part:
             yield (), part
             part, left = [], size.elements
-        # Elements that may be compared with each other stay together up to the largest part.
-        if weight <= left or not inner or (row.named is not None and weight <= PART_ELEMENTS):
+        # Elements that may be compared with each other stay together up to the largest part. So do
+        # those of one large element, of which a client expects one state.
+        is_one = row.named is not None or row.is_large
+        if weight <= left or not inner or (is_one and weight <= PART_ELEMENTS):
             part += group
             left -= weight
         else:

@@ -913,6 +913,20 @@ def test_elements_with_large_answers_begin_in_parts_of_one(key: int) -> None:
         wide.part_over()
 
 
+def test_group_of_an_element_with_a_large_answer_stays_whole() -> None:
+    """A client that asks for a group's offsets expects those of one moment, by one read."""
+    asked = offset_fetch.OffsetFetchRequestTopics("t", partition_indexes=[*range(12)])
+    groups = [offset_fetch.OffsetFetchRequestGroup(name, topics=[asked]) for name in "abc"]
+    message = offset_fetch.OffsetFetchRequest(groups=groups)
+    wide = in_parts(API[offset_fetch.API_KEY], 9, message).wide
+    assert wide is not None
+    for name in "abc":
+        part = wide.next_part()
+        assert [(one.group_id, one.topics) for one in part.groups] == [(name, [asked])]
+        wide.used(10 * MS)
+        wide.part_over()
+
+
 def test_short_request_for_several_groups_is_cut() -> None:
     """It is decoded on the loop, where only longer requests may be cut otherwise."""
     world = World()
