@@ -17,6 +17,7 @@ from vdl.kafka.wire import init_producer_id as producer_wire
 from vdl.kafka.wire import list_groups as list_wire
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.state.features import SUPPORTED, TRANSACTION_VERSION
+from vdl.state.modern.group import ModernGroup
 
 FIND, DESCRIBE, LIST, INIT, DELETE = 10, 15, 16, 22, 42
 OLDER = {name: levels for name, levels in SUPPORTED.items() if name != TRANSACTION_VERSION}
@@ -191,6 +192,27 @@ def test_many_groups_are_listed_in_parts_while_they_come_and_go(cluster: Cluster
         found += [group.group_id for group in page.groups]
     assert len(found) == len({*found})
     assert {*found} == {*names} - {gone}
+
+
+def test_group_that_changes_its_kind_while_groups_are_listed_is_listed_once(
+    cluster: Cluster,
+) -> None:
+    """A group that is missing counts as deleted, and one that is there twice as two groups."""
+    for number in range(8):
+        new_member(cluster, group_id=f"g{number}")
+    answer = cluster.call(LIST, 5, list_wire.ListGroupsRequest()).answer.response
+    pages = answer.responses(lambda: 1)
+    (first,) = next(pages).groups
+    machine = cluster.machine(first.group_id)
+    classic, consumer = machine.groups.groups, machine.consumer.groups
+    listed, awaited = first.group_id, [*classic][-1]
+    for name in (listed, awaited):
+        del classic[name]
+        consumer[name] = ModernGroup(name, 0)
+    found = [(group.group_id, group.group_type) for page in pages for group in page.groups]
+    assert listed not in [name for name, _ in found]
+    assert (awaited, "consumer") in found
+    assert len(found) == 7
 
 
 def test_list_of_a_loading_coordinator_is_an_error(cluster: Cluster) -> None:

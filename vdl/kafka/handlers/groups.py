@@ -530,9 +530,10 @@ def _pages(
 
 
 def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
-    """Yield all groups of a coordinator, kind by kind. They may change meanwhile."""
+    """Yield the groups that a coordinator has now, each as it is when its turn comes."""
     classic, consumer = machine.groups.groups, machine.consumer.groups
-    for group_id in [*classic]:
+    shares = machine.share.groups.groups
+    for group_id in [*classic, *consumer, *shares]:
         if (group := classic.get(group_id)) is not None:
             yield list_wire.ListedGroup(
                 group_id=group_id,
@@ -540,17 +541,14 @@ def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
                 group_state=_STATE_NAMES[group.state],
                 group_type=GroupKind.CLASSIC,
             )
-    for group_id in [*consumer]:
-        if (modern := consumer.get(group_id)) is not None:
+        elif (modern := consumer.get(group_id)) is not None:
             yield list_wire.ListedGroup(
                 group_id=group_id,
                 protocol_type=CONSUMER_PROTOCOL,
                 group_state=modern.state.value,
                 group_type=GroupKind.CONSUMER,
             )
-    shares = machine.share.groups.groups
-    for group_id in [*shares]:
-        if (share := shares.get(group_id)) is not None:
+        elif (share := shares.get(group_id)) is not None:
             yield list_wire.ListedGroup(
                 group_id=group_id,
                 protocol_type=SHARE_PROTOCOL,
