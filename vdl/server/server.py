@@ -438,15 +438,20 @@ class Server:
         host = self.host
         if self.state is ServerState.SERVING and host is not None:
             return host.leader_of(CATALOG_GROUP)[0] < 0
+        return self._is_starting
+
+    @property
+    def _is_starting(self) -> bool:
         return self.state in (ServerState.WAITING, ServerState.STARTING)
 
     def _refused_as_recovered(self, server_id: ServerId, text: str) -> None:
-        """End this process, unless it comes to serve soon with a majority.
+        """End this process, unless it comes to serve soon.
 
         A server that does has a majority of the disks, and then the recovery was the mistake. One
-        mistaken server must not keep that majority down.
+        mistaken server must not keep that majority down: a server that has come so far stays, also
+        while the others of the majority are started again.
         """
-        if self._lacks_part and not self._may_be_outlived:
+        if self._is_starting and not self._may_be_outlived:
             self._may_be_outlived = True
             timeout_ns = self.config.host.election_ticks * TICK_NS
             self.clock.call_later(
@@ -455,7 +460,7 @@ class Server:
 
     def _end_unless_serving(self, server_id: ServerId, text: str) -> None:
         self._may_be_outlived = False
-        if self._lacks_part:
+        if self._is_starting:
             meaning = f"{text}. If the recovery was the mistake, stop server {server_id}"
             self._log.error("recovered_without_this", peer=server_id, meaning=meaning)
             self.on_second()

@@ -16,6 +16,33 @@ S = 1_000 * MS
 CALM = Options(partitions=2, coordinators=1, readers=0, members=1, sends_per_second=50)
 
 
+def test_server_that_serves_alone_stays() -> None:
+    """The others of the majority may be on their way up, while the mistaken one goes on talking."""
+    world = World(1, CALM)
+    ends: list[object] = []
+
+    def story() -> None:
+        world.run_for(1 * S)
+        first, *others = world.machines
+        server = first.server
+        assert server is not None
+        for machine in others:
+            machine.kill()
+        world.run_for(1 * S)
+        server.on_second = lambda: ends.append(1)
+        server.rejected(
+            ServerId(others[-1].server_id), RejectReason.RECOVERED, "recovered", by_peer=True
+        )
+        world.run_for(2 * RECOVERED_TIMEOUTS * server.config.host.election_ticks * TICK_NS)
+        assert server.state is ServerState.SERVING
+        for machine in others:
+            machine.start()
+        world.run_for(1 * S)
+
+    assert not world.live(story).violations
+    assert not ends
+
+
 @pytest.mark.parametrize("are_others_there", [True, False])
 def test_one_word_ends_only_a_server_without_a_majority(*, are_others_there: bool) -> None:
     """A healthy majority starts again beside the mistaken server, and serves."""
