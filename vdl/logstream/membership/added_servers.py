@@ -275,7 +275,8 @@ class AddedServers:
         leaving = catalog.leaving
         if not leaving and not catalog.open_moves:
             return
-        linked = sorted([state.server_id, *state.alive])
+        # Servers that wait to be added are linked, too.
+        linked = sorted([state.server_id, *(state.alive.keys() & catalog.servers.keys())])
         votes = MoveVotes(linked)
         if catalog.votes_plan(votes) != catalog.voters:
             self._propose(votes)

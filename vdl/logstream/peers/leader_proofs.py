@@ -49,8 +49,10 @@ class LeaderProofs:
         cluster, and however many of them are gone, it goes on.
         """
         state = self._state
-        voters = state.catalog.voters
-        waiting = 1 + len(state.alive)
+        voters, servers = state.catalog.voters, state.catalog.servers
+        # A server that waits to be added may be slow or far away.
+        asked = [one for one in sorted(state.alive) if one in voters or one in servers]
+        waiting = 1 + len(asked)
         heard = 0
 
         def confirmed(server: ServerId, answered: bool) -> None:
@@ -60,7 +62,7 @@ class LeaderProofs:
             if not waiting:
                 done(2 * heard > len(voters))
 
-        for server in sorted(state.alive):
+        for server in asked:
             state.transport.confirm(server, partial(confirmed, server))
         state.clock.call_soon(partial(confirmed, state.server_id, True))
 
