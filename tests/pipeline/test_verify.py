@@ -272,6 +272,27 @@ def test_table_of_two_jobs_is_recounted_for_each(
         verify(other, spark)
 
 
+def test_job_that_has_nothing_to_write_yet_is_good(
+    bootstrap: str, ids: dict[str, str], tmp_path: Path
+) -> None:
+    """One that has records before it and no table was perhaps renamed."""
+    create(bootstrap, "empty", partitions=1)
+    for topic, start, is_good in (
+        ("empty", "earliest", True),
+        ("recounted", "latest", True),
+        ("recounted", "earliest", False),
+    ):
+        text = JOB.format(bootstrap=bootstrap, topics=[topic], kind="parquet", more="")
+        path = tmp_path / "job.toml"
+        path.write_text(text.replace("[decode]", f'start = "{start}"\n[decode]'))
+        job = load_job(path)
+        if is_good:
+            assert verify(job, None).is_good
+        else:
+            with pytest.raises(PipelineError, match="has written nothing"):
+                verify(job, None)
+
+
 def test_places_of_thousands_of_partitions_are_told_apart(spark: Any) -> None:
     """A condition for each of them exceeded the stack of Spark's parser."""
     count = 3000

@@ -27,7 +27,9 @@ from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.object_files import read_files
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
+from vdl.pipeline.options import Where, parse_where
 from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.rollback import check_not_renamed
 from vdl.pipeline.storage import is_url, storage_of
 from vdl.pipeline.table import SharedSink, TableSink
 from vdl.pipeline.table_columns import types_of
@@ -100,6 +102,11 @@ class Verdict:
         )
 
 
+def _start_of(job: Job) -> Where:
+    """Return where a job begins that has committed nothing."""
+    return parse_where("source.start", job.source.start)
+
+
 def verify(job: Job, spark: Any) -> Verdict:
     """Recount the table. Raises PipelineError if no verdict is possible."""
     if job.window is not None:
@@ -112,11 +119,15 @@ def verify(job: Job, spark: Any) -> Verdict:
             f"{job.sink.path}: a row is the last of many records of its key, so records cannot "
             "be compared with rows"
         )
+    table, dead = rows_table(job), dead_table(job)
     with closing(Topics(job.source.read_options())) as topics:
         ids, firsts = topics.ids(), topics.begins()
-    table, dead = rows_table(job), dead_table(job)
-    end = table.open(ids)
-    dead.open(ids)
+        end = table.open(ids)
+        dead.open(ids)
+        has_nothing = not end and topics.resolve(_start_of(job)) == topics.ends()
+    if has_nothing:
+        check_not_renamed(table, job.name, ids)
+        return Verdict()
     if not end:
         raise PipelineError(
             f"{table.path}: the job {job.name} has written nothing there, so there is nothing to "
