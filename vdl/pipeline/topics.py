@@ -209,6 +209,9 @@ class Topics:
     def _again(self, ask: Any) -> dict[Any, Any]:
         """Return the responses to a request of several futures, with retries while leaders move."""
         problem: KafkaException | None = None
+        if self._admin is not None:
+            self._admin.poll(0)  # errors of an earlier request, which may be over
+        self._reason = (0, "")
         for attempt in range(self._attempts):
             time.sleep(attempt * PAUSE_SECONDS)
             answers: dict[Any, Any] = {}
