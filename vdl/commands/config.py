@@ -41,9 +41,10 @@ def _check_name(cluster: Cluster, kind: str, name: str) -> None:
     if not name.isdecimal():
         raise click.UsageError(f'{name!r}: a broker is an id, or "{ALL}"')
     asked = cluster.admin().describe_cluster(request_timeout=cluster.timeout_seconds)
-    known = sorted(node.id for node in cluster.result(asked).nodes)
-    if int(name) not in known:
-        fail(f"there is no broker {name}; the cluster has {', '.join(map(str, known))}")
+    present = sorted(node.id for node in cluster.result(asked).nodes)
+    if (name.lstrip("0") or "0") not in map(str, present):
+        told = ", ".join(map(str, present))
+        fail(f"broker {name} is not there or does not answer; those that do: {told}")
 
 
 @config.command()
