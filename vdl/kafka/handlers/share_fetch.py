@@ -609,7 +609,7 @@ class _Poll:
 
 
 NO_LEADER = (-1, -1)
-"""Leader and epoch where none is told. The protocol's default, 0, would be a server's id."""
+"""Leader and epoch where none is known. The protocol's default, 0, would be a server's id."""
 
 
 class _Answer:
