@@ -91,8 +91,10 @@ def test_host_dies_replicas_are_balanced_and_a_server_leaves_as_planned(
         _, document = _json(servers, "balance", "--plan")
         assert not document["plan"]["steps"]
 
+        # A partition with a replica out of sync blocks the plan.
+        until(lambda: _is_whole(servers, 6), "the moved replicas do not catch up")
         code, document = _json(servers, "plan", "remove", "1")
-        assert code == 0, document
+        assert code == 0, document["plan"]
         assert document["plan"]["steps"], "one of the first servers may leave"
         code, document = _json(servers, "plan", "move", f"t:0={found[0][0]}")
         assert (code, document["done"]) == (1, None)
