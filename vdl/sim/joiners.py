@@ -150,7 +150,7 @@ class Joiners:
             joiner.wipe()
             self._write_file(host, joiner)
             joiner.start()
-            if draw < LATE:
+            if draw < LATE and joiner.life is not None:  # a power cut may strike its start
                 self._answer(host, joiner)
             return
         if joiner.server is not None and _is_lost(host, joiner):
