@@ -138,7 +138,9 @@ class Joiners:
                 if host is None or not self.takes_part(machine):
                     continue
                 waits = _waits_at(machine, joiner) and joiner.server_id in host.catalog.added
-                if waits or _is_elsewhere(host, joiner):
+                # One that is not linked to it says so, and an operator asks another.
+                is_linked = joiner.server_id in host.state.alive
+                if waits or (is_linked and _is_elsewhere(host, joiner)):
                     self._ask(machine, joiner, 0.0)
                     break
 
