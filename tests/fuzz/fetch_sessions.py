@@ -3,8 +3,8 @@
     python -m tests.fuzz.fetch_sessions [--count N] [--seed S]
 
 Each round is a server with a fake host, and consumers that keep their session as Kafka's client
-does. Requests are full or incremental, with and without topic ids, of few partitions or of so many
-that they are done in pieces. Meanwhile records and transactions come, batches move to disk, logs
+does. Requests are full or incremental, with and without topic ids, of few partitions or of
+more than are done at once. Meanwhile records and transactions come, batches move to disk, logs
 are trimmed, leaders change, topics are deleted and created again, sessions are evicted, a thief
 uses somebody's session, and clients leave in the middle of a request or of an answer.
 

@@ -54,7 +54,7 @@ TOPIC = "numbers"
 PARTITIONS = 3
 BROKEN_EVERY = 500
 DOUBTFUL_EVERY, DOUBTFUL_PHASE, DOUBTFUL_OFTEN = 100, 8_000, 10
-"""One in so many records is in doubt, and of every fourth phase of numbers one in fewer."""
+"""One of DOUBTFUL_EVERY records is in doubt; in every fourth phase one of DOUBTFUL_OFTEN."""
 LEFT_BYTES = 24 << 10
 """Limit on the records in doubt of a batch, which batches of the fourth phase exceed."""
 DIRECT = "-direct-"

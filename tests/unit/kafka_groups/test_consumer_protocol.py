@@ -326,7 +326,7 @@ def test_member_that_missed_an_assignment_gets_it_before_it_has_to_give_up(
 ) -> None:
     """It reports its partitions only when they change, as Kafka's consumers do.
 
-    What it has to give up must therefore have been its own.
+    So it can only revoke partitions that it was assigned before.
     """
     one, two, three = (Consumer(cluster, name, "t") for name in ("one", "two", "three"))
     one.join()
