@@ -276,9 +276,9 @@ def test_job_that_has_nothing_to_write_yet_is_good(
     bootstrap: str, ids: dict[str, str], tmp_path: Path
 ) -> None:
     """One that has records before it and no table was perhaps renamed."""
-    create(bootstrap, "empty", partitions=1)
+    create(bootstrap, "unwritten", partitions=1)
     for topic, start, is_good in (
-        ("empty", "earliest", True),
+        ("unwritten", "earliest", True),
         ("recounted", "latest", True),
         ("recounted", "earliest", False),
     ):
