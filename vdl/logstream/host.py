@@ -466,6 +466,8 @@ class Host:
             self._commits.stepped(group)
             if self._outbox.out:
                 self._outbox.schedule()
+        if self._replicas.waits and self.remembers_catalog():
+            self._outbox.note_catalog()
 
     # --- PeerHandler ----------------------------------------------------------------------
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
@@ -733,6 +735,11 @@ class Host:
     def is_wanted(self, log: storage.Log) -> bool:
         """See `Hosting`."""
         return not self._outbox.is_closed and self._replicas.holds(log)
+
+    def remembers_catalog(self) -> bool:
+        """See `Hosting`."""
+        group = self._groups.get(CATALOG_GROUP)
+        return group is None or group.is_remembered
 
     def opened(self, group: Group) -> None:
         """See `Hosting`.

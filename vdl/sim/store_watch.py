@@ -6,6 +6,7 @@ The check runs at the moment a store decides, on the durable image alone, so it 
 * a log is cut no further than a durable checkpoint reaches;
 * the first checkpoint behind an installed state keeps nothing of the state before it
   (`Log.installed_state`);
+* a replica that the catalog lists no more is deleted after the snapshot that may say so is durable;
 * replaced entries are no longer in the cache.
 
 Does not depend on how the store came to its decision.
@@ -19,6 +20,7 @@ from ids import GroupId, Index, LogId, Offset, Term
 from segments.api import Buffer, EntryLike, Log, MetaBatch
 from segments.log.log import DiskLog
 from segments.store import DiskStore
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.sim.durable import DurableLogs
 from vdl.sim.filesystem import SimMeta
 
@@ -35,14 +37,17 @@ class StoreWatch:
         journal = store._journal
         self._release, self._trim = journal.release, store.trim_log
         self._append, self._collect = store.append, store.checkpoint_collect
-        self._reset = store.reset_log
+        self._reset, self._delete = store.reset_log, store.delete_log
         self._reset_token, self._reset_group = 0, GroupId(0)
         """Token of the batch that holds the newest reset, and the group of the log."""
+        self._catalog_token = 0
+        """Token of the batch that holds the newest snapshot of the catalog."""
         self._cleared: dict[int, int] = {}
         """By log: generation whose first checkpoint removed everything of earlier generations."""
         vars(journal)["release"] = self.release
         vars(store)["trim_log"] = self.trim
         vars(store)["reset_log"] = self.reset
+        vars(store)["delete_log"] = self.delete
         vars(store)["append"] = self.append
         vars(store)["checkpoint_collect"] = self.collect
 
@@ -91,6 +96,8 @@ class StoreWatch:
         Until the reset is durable a crash restores the log as it was.
         """
         self._reset_token, self._reset_group = self._store._journal.queue.batch.token, log.group_id
+        if log.group_id == CATALOG_GROUP:
+            self._catalog_token = self._reset_token
         self._reset(
             log, first_index=first_index, prev_term=prev_term, next_offset=next_offset, state=state
         )
@@ -99,6 +106,20 @@ class StoreWatch:
             self._broken(
                 log.group_id, "files-not-held", f"journal files go when write {awaited} is durable,"
                 f" the log's reset is in write {self._reset_token}",
+            )  # fmt: skip
+
+    def delete(self, log_id: LogId) -> None:
+        """Check and delete a log. One that has a successor here is no longer needed.
+
+        A restart without the catalog's snapshot would create the log again, without its votes.
+        """
+        group_id = self._store.logs[log_id].group_id
+        self._delete(log_id)
+        has_successor = any(one.group_id == group_id for one in self._store.logs.values())
+        if not has_successor and self._store._journal.queue.durable_token < self._catalog_token:
+            self._broken(
+                group_id, "deleted-early", "the catalog's snapshot, which may be the reason, is not"
+                " durable",
             )  # fmt: skip
 
     def append(self, log: Log, entries: Sequence[EntryLike]) -> None:

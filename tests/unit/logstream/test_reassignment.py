@@ -10,6 +10,7 @@ import pytest
 from raft.types import ConfChange, ConfChangeSingle, ConfChangeType
 from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import Cluster
+from tests.unit.logstream.test_replacement import rename
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import replica_id_of, server_of
@@ -21,6 +22,7 @@ from vdl.logstream.membership.move_limits import (
     UNTHROTTLED,
 )
 from vdl.logstream.membership.replacement import PARTITIONS_MAX
+from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.commands import (
     AlterReassignments,
     AlterResourceConfigs,
@@ -518,3 +520,40 @@ def test_follower_limit_is_for_all_that_come_to_it(six: Any) -> None:
     seconds = (six.time.now_ns - began) / 1e9
     assert (COUNT - 3) * len(names) * len(VALUE) / seconds < rate * 1.1
     assert seconds < 3 * COUNT * len(names) * len(VALUE) / rate
+
+
+def test_replica_is_deleted_once_a_restart_would_remember_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The catalog's snapshot says that it moved away, and waits for the disk as the server dies.
+
+    Created again, without its votes, it would elect a server that lacks acknowledged records.
+    """
+    six = Cluster(SERVERS, command_entries_kept=6)
+    group_id = six.create_topic()
+    append(six, group_id)
+    six.nodes[2].crash()
+    until(six, lambda: voters(six, group_id) == {1, 2, 3} and six.leader(group_id).serving)
+    assert move(six, [1, 2, 4]) is ErrorCode.NONE
+    until(six, lambda: voters(six, group_id) == {1, 2, 4})
+    six.nodes[3].crash()
+    until(six, lambda: settled(six, group_id))
+    rename(six, 30)
+    for server in (1, 4, 5, 6):
+        six.nodes[server].store.checkpoint()
+    six.run(2_500)
+
+    returned, install = six.nodes[3], Group._install
+
+    def install_slowly(group: Group, *received: Any) -> None:
+        if group.group_id == CATALOG_GROUP and group.store is returned.store:
+            returned.workers.hold()
+        install(group, *received)
+
+    monkeypatch.setattr(Group, "_install", install_slowly)
+    returned.start()
+    until(six, lambda: returned.workers.held is not None)
+    six.run(1_000)
+    assert holders(six, group_id) == [1, 2, 3, 4]
+    returned.workers.release()
+    until(six, lambda: holders(six, group_id) == [1, 2, 4])

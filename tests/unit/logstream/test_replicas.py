@@ -41,6 +41,9 @@ class Hosted:
     def is_wanted(self, log: Log) -> bool:
         raise AssertionError("nothing is opened")
 
+    def remembers_catalog(self) -> bool:
+        return True
+
     def opened(self, group: Any) -> None:
         raise AssertionError("nothing is opened")
 

@@ -107,6 +107,25 @@ def test_journal_files_that_do_not_wait_for_a_reset(monkeypatch: pytest.MonkeyPa
         assert bench.told == ([] if holds else ["files-not-held"])
 
 
+def test_log_that_is_deleted_before_the_catalogs_snapshot_is_durable() -> None:
+    """One that has a successor may go at any time."""
+    bench, made = Bench(), []
+    bench.store.create_log(0, 1, on_created=made.append)
+    bench.store.create_log(6, 1, on_created=made.append)
+    bench.store.create_log(6, 2, on_created=made.append)
+    bench.pass_time()
+    catalog, old, new = made
+    bench.store.reset_log(catalog, first_index=60, prev_term=1, next_offset=0)
+    bench.store.delete_log(old.log_id)
+    assert bench.told == []
+    bench.store.delete_log(new.log_id)
+    assert bench.told == ["deleted-early"]
+    bench.store.submit()
+    bench.pass_time()
+    bench.store.delete_log(bench.log.log_id)
+    assert bench.told == ["deleted-early"]
+
+
 def test_log_that_is_cut_beyond_its_checkpoint() -> None:
     """A committed entry need not be covered by a checkpoint."""
     bench = Bench()

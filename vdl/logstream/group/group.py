@@ -336,6 +336,14 @@ class Group:
         return self.applied >= self.whole_at and self._state.loading is None
 
     @property
+    def is_remembered(self) -> bool:
+        """True if a restart would find the state that counts as applied, or a later one.
+
+        False while the state is that of a snapshot that is not durable yet.
+        """
+        return self.is_whole and self.node.raft.log.snapshot is None
+
+    @property
     def is_loading(self) -> bool:
         """True while a state from another replica, which counts as applied, is being loaded."""
         return self._state.loading is not None

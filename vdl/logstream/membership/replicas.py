@@ -6,10 +6,11 @@ the *applied* catalog: a replica is created when the catalog lists it here, and 
 only when an applied catalog of this cluster has assigned its group id and does not list it (a
 catalog that lags must not delete replicas of groups that it does not know yet).
 
-A replica number is created here once: its log is the memory of its votes. Hence the catalog is
-applied only as far as its commit index is durable (`Owner.is_remembered`): a deletion that a
-restart forgot would create the deleted replica again, without memory. And because a directory may
-be new, or its catalog replica may be new and replay the log from its start:
+A replica number is created here once: its log is the memory of its votes. A deletion that a
+restart forgot would create the deleted replica again, without memory. Hence the catalog's entries
+are applied only as far as its commit index is durable (`Owner.is_remembered`), and the state of a
+snapshot is acted on only once the snapshot is durable (`Hosting.remembers_catalog`). And because a
+directory may be new, or its catalog replica may be new and replay the log from its start:
 
 * nothing is created unless the catalog lists this server with this data directory;
 * nor before the catalog replica here has applied the command that assigned its own number. One
@@ -69,6 +70,9 @@ class Hosting(Protocol):
     def opened(self, group: Group) -> None:
         """Let a replica that has been opened take part."""
 
+    def remembers_catalog(self) -> bool:
+        """Return True if a restart would find the catalog that is applied here, or a later one."""
+
     def stop_group(self, group_id: GroupId, *, deleted: bool) -> None:
         """Take a replica out of service, and answer every waiting request.
 
@@ -108,6 +112,8 @@ class Replicas:
         self._takes_part = False
         """Nothing is created before: the directory may be an older copy, which has created it
         already."""
+        self.waits = False
+        """True if a reconciliation was put off because a restart would forget the catalog."""
         self._creating: set[GroupId] = set()
         self._started: set[GroupId] = set()
         """Groups whose replica runs or is being opened, which may need a read of the disk."""
@@ -154,11 +160,12 @@ class Replicas:
             self._create(CATALOG_GROUP, number, self._system_created)
 
     def _system_created(self, log: storage.Log) -> None:
-        if self.is_known and not self._is_listed(log.group_id) and self._store.note_moved_votes():
+        may_act = self.is_known and self._may_act()
+        if may_act and not self._is_listed(log.group_id) and self._store.note_moved_votes():
             self._delete(log)  # the votes have moved on in the meantime
             return
         self._start_system(log)
-        if self.is_known:
+        if may_act:
             self._ensure_system(log.group_id)
 
     def _is_listed(self, group_id: GroupId) -> bool:
@@ -249,7 +256,7 @@ class Replicas:
     # --- reconciliation with the catalog -----------------------------------------------------
     def reconcile(self) -> None:
         """Create the replicas that the applied catalog lists here, and delete the others."""
-        if not self.is_known:
+        if not (self._may_act() and self.is_known):
             return
         catalog = self._catalog
         for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
@@ -266,6 +273,11 @@ class Replicas:
             if group_id > self._record.coordinator_groups or self._store.note_moved_votes():
                 self._delete(log)
 
+    def _may_act(self) -> bool:
+        """Return False, and note that another reconciliation is due, if the catalog may be lost."""
+        self.waits = not self._hosting.remembers_catalog()
+        return not self.waits
+
     def _ensure(self, info: GroupInfo, number: ReplicaNumber) -> None:
         """Start or create the replica that the catalog lists here; `number` 0 if it lists none."""
         held = self.number_of(info.group_id)
@@ -276,6 +288,8 @@ class Replicas:
 
     def _created(self, log: storage.Log) -> None:
         """Start a created log, unless its topic is deleted or the replica is replaced already."""
+        if not self._may_act():
+            return
         info = self._catalog.groups.get(log.group_id)
         if info is None:
             self._delete(log)
