@@ -231,6 +231,9 @@ class RequestContext:
     """Time at which it had arrived: a busy server starts it later."""
     _repeats: dict[str, Repeats] | None = field(default=None, repr=False)
     _loss_reported_ns: int | None = field(default=None, repr=False)
+    unknown_ids: set[bytes] | None = field(default=None, repr=False)
+    """Topic ids that the permission check did not know: none may become known for this request, as
+    no permission was checked for it."""
 
     @property
     def principal(self) -> Principal:

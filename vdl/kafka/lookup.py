@@ -39,7 +39,12 @@ NO_TOPIC_ID = bytes(16)
 
 
 def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
-    """Return the topic of that name, or (16 bytes) of that id, including internal topics."""
+    """Return the topic of that name, or (16 bytes) of that id, including internal topics.
+
+    An id that the request's permission check did not know stays unknown (`RequestContext`).
+    """
+    if ctx.unknown_ids is not None and key in ctx.unknown_ids:
+        return None
     catalog = ctx.server.host.catalog
     topic = catalog.topics.get(key) if isinstance(key, str) else catalog.topics_by_id.get(key)
     if topic is None and key in _VIEWS:

@@ -330,6 +330,9 @@ def handle_delete_topics(
         elif is_internal(ctx, topic_id if name is None else name):
             result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
             result.error_message = "an internal topic cannot be deleted"
+        elif name is None and ctx.unknown_ids is not None and topic_id in ctx.unknown_ids:
+            result.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+            result.error_message = "the topic does not exist"
         elif name is None:
             by_id.append(result)
         else:

@@ -176,11 +176,20 @@ class Check:
         return self.may(operation, AclResource.CLUSTER, CLUSTER_NAME, quietly=quietly)
 
     def topic_name(self, name: str | None, topic_id: bytes) -> str | None:
-        """Return the name of a topic that is given by name or id; None if there is neither."""
+        """Return the name of a topic that is given by name or id; None if there is neither.
+
+        An unknown id remains unknown until the request is answered.
+        """
         if topic_id == NO_ID:
             return name or None
-        topic = find_topic(self.ctx, bytes(topic_id))
-        return None if topic is None else topic.name
+        ctx, topic_id = self.ctx, bytes(topic_id)
+        topic = find_topic(ctx, topic_id)
+        if topic is not None:
+            return topic.name
+        if ctx.unknown_ids is None:
+            ctx.unknown_ids = set()
+        ctx.unknown_ids.add(topic_id)
+        return None
 
     def refuse(self, code: ErrorCode) -> Refused:
         """Refuse the whole request."""

@@ -311,7 +311,9 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
     """DELETE on each topic, or on the cluster.
 
     By name: a topic that the client may not describe is refused, whether or not it exists. By id:
-    the answer does not reveal the name to a client that may not describe the topic.
+    the answer does not reveal the name to a client that may not describe the topic. A topic that
+    does not exist, as far as this server knows, is deleted only with permission: the catalog may
+    know it when it decides.
     """
     if check.may_to_cluster(AclOperation.DELETE, quietly=True):
         return None
@@ -324,23 +326,22 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
         name, topic_id = (item.name, item.topic_id) if by_state else (item, NO_ID)
         known = check.topic_name(name, topic_id)
         if not known:
-            allowed.append(item)  # the handler answers that it does not exist
+            allowed.append(item)  # the handler answers that there is no such name or id
             continue
         may_delete = check.may(AclOperation.DELETE, AclResource.TOPIC, known)
         is_visible = may_describe(check, known, quietly=True)
-        if topic_id != NO_ID:
-            is_allowed = may_delete
-        else:
-            is_allowed = is_visible and (may_delete or not _exists(check, known))
-        if is_allowed:
+        if may_delete and (is_visible or topic_id != NO_ID):
             allowed.append(item)
             continue
+        code, message = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed."
+        if is_visible and find_topic(check.ctx, known) is None:
+            code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic does not exist"
         refused.append(
             wire.DeletableTopicResult(
                 name=known if topic_id == NO_ID or is_visible else None,
                 topic_id=topic_id,
-                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                error_message="Topic authorization failed.",
+                error_code=code,
+                error_message=message,
             )
         )
     if not refused:
@@ -357,10 +358,6 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
         return answer
 
     return finish
-
-
-def _exists(check: Check, topic: str) -> bool:
-    return find_topic(check.ctx, topic) is not None
 
 
 _CONFIGS_OF: Mapping[int, AclResource] = {

@@ -755,6 +755,48 @@ def test_topics_are_created_and_deleted_where_one_may() -> None:
     assert "hidden" in topics
 
 
+@pytest.mark.parametrize("version", [3, 6])
+def test_topic_is_not_deleted_by_a_request_that_came_before_it(version: int) -> None:
+    """The catalog knows it when it decides: no permission was asked for."""
+    world = secured(bind(Do.READ, TOPIC, "new"))
+    by_name = version < 6
+    asked = DeleteTopicsRequest(
+        [] if by_name else [DeleteTopicState("new")], ["new"] if by_name else [], 1_000
+    )
+    one = client(world)
+    one.request(20, version, asked)
+    world.topic("new")
+    world.run(100)
+    [answer] = one.answers()
+    assert [told.error_code for told in answer.responses] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert "new" in world.host.catalog.topics
+
+
+def test_topic_is_not_deleted_by_an_id_that_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is behind does not know the id, and no permission was asked for."""
+    world = secured()
+    world.topic("new")
+    topic_id = world.host.catalog.topics["new"].topic_id
+    by_id, by_name = world.host.catalog.topics_by_id, world.host.catalog.topics
+    hidden, shown = by_id.pop(topic_id), world.host.apply
+    del by_name["new"]
+
+    def apply(command: Any) -> Any:
+        by_id[topic_id] = by_name["new"] = hidden
+        return shown(command)
+
+    monkeypatch.setattr(world.host, "apply", apply)
+    one = client(world)
+    asked = DeleteTopicsRequest([DeleteTopicState(None, topic_id)], [], 1_000)
+    [told] = one.ask(20, 6, asked).responses
+    assert (told.name, told.error_code) == (None, ErrorCode.UNKNOWN_TOPIC_ID)
+    by_id[topic_id] = by_name["new"] = hidden
+    asked = DeleteTopicsRequest([DeleteTopicState(None, topic_id)], [], 1_000)
+    [told] = one.ask(20, 6, asked).responses
+    assert (told.name, told.error_code) == (None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    assert by_name["new"] is hidden
+
+
 def test_settings_are_described_by_resource() -> None:
     """Settings of servers need permission on the cluster. Each refusal has its own error code."""
     world = secured(bind(Do.DESCRIBE_CONFIGS, TOPIC))
