@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import segments.api as storage
+from ids import ServerId
 from rpc.birth import decode_answer
 from rpc.hello import VERSION_OF_MOVED_VOTES, Hello
 from rpc.peer import FrameType
@@ -22,7 +23,7 @@ from vdl.logstream.membership.added_servers import Standing
 from vdl.logstream.membership.known_servers import known_servers
 from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.state import CATALOG_GROUP
-from vdl.state.commands import AdmitServer, RegisterServer
+from vdl.state.commands import AdmitServer, DecommissionVoter, RegisterServer
 
 GROUPS = range(9)
 
@@ -171,6 +172,26 @@ def test_emptied_server_that_was_given_the_record_is_listed_and_added(four: Clus
     assert answers == [(ErrorCode.NONE, "")]
     assert numbers(four.nodes[3]) == {CATALOG_GROUP: [2]}
     assert four.nodes[3].host.is_known
+
+
+def test_server_that_is_cut_off_does_not_say_that_a_leaving_one_stays(four: Cluster) -> None:
+    """It knows nothing of the removal, and the command that takes it back cannot be decided."""
+    for other in (2, 3, 4):
+        four.network.cut(1, other)
+        four.network.cut(other, 1)
+    four.run(3_000)
+    decided = four.propose(DecommissionVoter(ServerId(2), directory_of(2)), via=3)
+    assert decided.error is ErrorCode.NONE
+    answers: list[Any] = []
+    four.nodes[1].host.added_servers.decommission(
+        ServerId(2),
+        is_leaving=False,
+        deadline_ns=four.deadline(),
+        done=lambda *answer: answers.append(answer),
+    )
+    four.run(2_000)
+    [(error, _)] = answers
+    assert error in {ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT}
 
 
 def test_removal_that_nobody_can_take_over_is_refused(cluster: Cluster) -> None:

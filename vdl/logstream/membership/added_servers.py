@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ids import GroupId, ServerId
+from ids import DirectoryId, GroupId, ServerId
 from rpc.hello import VERSION_OF_ADDED_SERVERS, VERSION_OF_MOVED_VOTES, Hello
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -184,8 +184,15 @@ class AddedServers:
     ) -> None:
         """Begin to remove a server, or take it back."""
         catalog = self._state.catalog
-        if not is_leaving and server_id in catalog.first_servers and server_id not in catalog.added:
-            done(ErrorCode.NONE, "")  # it stays, whether it could be removed or not
+        if not is_leaving and self._stays(server_id):
+            # The catalog here may be behind: its leader refuses the command for one that stays.
+            known = catalog.directory_of(server_id) or DirectoryId(bytes(16))
+            self._request(
+                DecommissionServer(server_id, known, is_leaving=False),
+                deadline_ns,
+                done,
+                is_done=lambda: self._stays(server_id),
+            )
             return
         error, complaint = catalog.why_no_removal(server_id)
         if error is not ErrorCode.NONE:
@@ -200,6 +207,14 @@ class AddedServers:
             done(ErrorCode.BROKER_NOT_AVAILABLE, complaint)
         else:
             self._request(DecommissionVoter(server_id, directory_id), deadline_ns, done)
+
+    def _stays(self, server_id: ServerId) -> bool:
+        """Return True for a server of the beginning whose removal the catalog here does not know.
+
+        It stays, whether it could be removed or not.
+        """
+        catalog = self._state.catalog
+        return server_id in catalog.first_servers and server_id not in catalog.added
 
     def _why_votes_stay(self, server_id: ServerId) -> str:
         """Return why the votes of a server cannot be moved now; empty if they can.
@@ -223,9 +238,20 @@ class AddedServers:
                 return f"server {other} runs a version in which these servers cannot be removed"
         return ""
 
-    def _request(self, command: Any, deadline_ns: int, done: Done) -> None:
+    def _request(
+        self,
+        command: Any,
+        deadline_ns: int,
+        done: Done,
+        *,
+        is_done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Propose a command. `is_done`: True if nothing is left to do once it is applied here."""
+
         def ended(outcome: Outcome) -> None:
-            if outcome.kind is OutcomeKind.APPLIED:
+            if outcome.kind is OutcomeKind.APPLIED and is_done():
+                done(ErrorCode.NONE, "")
+            elif outcome.kind is OutcomeKind.APPLIED:
                 done(outcome.result.error, outcome.result.message)
             elif outcome.kind is OutcomeKind.UNKNOWN:
                 done(ErrorCode.REQUEST_TIMED_OUT, "the outcome is unknown: see `vdl member list`")
