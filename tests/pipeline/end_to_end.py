@@ -45,13 +45,13 @@ from confluent_kafka import Producer
 
 from examples.flights import create_topic
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.pipeline.jars import SCALA, find_jars
+from vdl.pipeline.jars import SCALA, SPARK, find_jars
 from vdl.pipeline.job import Job, parse_job
 from vdl.pipeline.runner import Runner
 from vdl.pipeline.session import make_session
 
 CONNECTOR = "connector"
-SPARK_AVRO = f"org.apache.spark:spark-avro_{SCALA}:4.2.0"
+SPARK_AVRO = f"org.apache.spark:spark-avro_{SCALA}:{SPARK}"
 SCHEMA_ID = 1
 SINKS = ("parquet", "delta", "iceberg")
 DDL = (

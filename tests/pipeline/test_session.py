@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from vdl.pipeline.session import (
     local_sockets,
     session_settings,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,13 @@ def test_connector_pom_leaves_out_what_spark_has() -> None:
     assert len(found) == len(jars.ARTIFACTS)
     for dependency in found:
         assert dependency.findtext("m:exclusions/m:exclusion/m:artifactId", "", space) == "*"
+
+
+def test_connector_has_the_version_of_spark() -> None:
+    """It uses internal classes of Spark, which may change between any two versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"pyspark=={jars.SPARK}" in project["project"]["optional-dependencies"]["spark"]
+    assert {version for group, _, version in jars.ARTIFACTS if "spark" in group} == {jars.SPARK}
 
 
 def test_pages_of_a_local_session_are_on_and_for_this_machine_only(

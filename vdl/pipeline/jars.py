@@ -2,7 +2,7 @@
 
 `spark.jars.packages` needs every artifact of the connector in the repository, also those that only
 clusters with Kerberos tokens use. Here Maven copies four jars, with a `pom.xml` that leaves out
-what Spark already has. The token provider's version is one that repositories have.
+what Spark already has.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from vdl.pipeline.errors import PipelineError
 
 SCALA = "2.13"
-CONNECTOR = "4.2.0"
-TOKEN_PROVIDER = "4.0.0"  # noqa: S105 - a version
+SPARK = "4.2.0"
+"""Version of the connector, which is that of pyspark in `pyproject.toml`."""
 KAFKA_CLIENTS = "3.9.1"
 POOL = "2.12.1"
 MAVEN_SECONDS = 600
@@ -37,8 +37,8 @@ DEPENDENCY = """    <dependency>
       <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
     </dependency>"""
 ARTIFACTS = (
-    ("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", CONNECTOR),
-    ("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", TOKEN_PROVIDER),
+    ("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", SPARK),
+    ("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", SPARK),
     ("org.apache.kafka", "kafka-clients", KAFKA_CLIENTS),
     ("org.apache.commons", "commons-pool2", POOL),
 )
@@ -55,7 +55,7 @@ def pom() -> str:
 
 def folder() -> Path:
     told = os.environ.get(FOLDER)
-    return Path(told) if told else Path.home() / ".cache" / "vdl" / f"jars-{CONNECTOR}"
+    return Path(told) if told else Path.home() / ".cache" / "vdl" / f"jars-{SPARK}"
 
 
 def find_jars() -> list[str]:
