@@ -103,7 +103,6 @@ class DeltaSink(Rewinding):
         self._window_files = WindowFiles(Path(self.path), job)
         self._windows: WindowState | None = None
         self._account: Account | None = None
-        self._runs_known: Mapping[str, str] | None = None
         self._state_files = StateFiles(self.path, job, self._storage)
 
     @property
@@ -125,7 +124,7 @@ class DeltaSink(Rewinding):
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._positions = Positions()
         self._windows = None
-        self._account, self._runs_known = Account(), None
+        self._account = Account()
         self._load_remembered()
         if not self._sequence:
             return self._positions
@@ -219,8 +218,8 @@ class DeltaSink(Rewinding):
     def account(self) -> Account | None:
         return self._account
 
-    def _app(self, *parts: object) -> str:
-        return "/".join(["vdl", self._job, *map(str, parts)])
+    def _app(self, *parts: str) -> str:
+        return _app_of(self._job, *parts)
 
     def _version(self, app: str) -> int:
         """Return the version of a transaction, 0 if there is none.
@@ -499,14 +498,15 @@ class DeltaSink(Rewinding):
         assert self._table is not None, self.path
         return pa.schema(self._table.schema().to_arrow())
 
+    def _jobs(self) -> set[str]:
+        """Return the jobs that have ever written to the table."""
+        return {job for job in self._state_files.jobs() if self._version(_app_of(job, STATE))}
+
     def other_jobs(self) -> Mapping[str, Positions]:
         found = {}
-        for job in self._state_files.jobs() - {self._job}:
-            mark = 0
-            if self._table is not None:
-                mark = int(self._table.transaction_version(f"vdl/{job}/{STATE}") or 0)
-            if mark:
-                found[job] = StateFiles(self.path, job, self._storage).read(mark).end
+        for job in self._jobs() - {self._job}:
+            mark = self._version(_app_of(job, STATE))
+            found[job] = StateFiles(self.path, job, self._storage).read(mark).end
         return found
 
     def _put_back(self) -> tuple[bool, Shown]:
@@ -541,7 +541,7 @@ class DeltaSink(Rewinding):
     def unclear_files(self) -> list[str]:
         """Return files of unknown writers if other jobs write to the table, too; else nothing."""
         paths = self._all_files()
-        writers = {self._writer_of(path) for path in paths} | set(self._runs().values())
+        writers = {self._writer_of(path) for path in paths} | self._jobs()
         if not writers - {"", self._job}:
             return []
         return [path for path in paths if not self._writer_of(path)]
@@ -595,21 +595,12 @@ class DeltaSink(Rewinding):
     def _writer_of(self, path: str) -> str:
         """Return the job that has written a file; "" if unknown, as after a compaction."""
         found = WRITER.match(Path(path).name)
-        if found is None:
-            return ""
-        return found["job"] or self._runs().get(found["run"], "")
+        return "" if found is None else found["job"]
 
-    def _runs(self) -> Mapping[str, str]:
-        """Return run → its job, as far as the history reaches.
 
-        Names of files of earlier releases contain only the run.
-        """
-        if self._runs_known is None:
-            table = self._load()
-            history = [] if table is None else table.history(HISTORY_MAX)
-            told = [json.loads(entry.get(FACTS, "{}")) for entry in history]
-            self._runs_known = {str(f["run"]): str(f["job"]) for f in told if "run" in f}
-        return self._runs_known
+def _app_of(job: str, *parts: str) -> str:
+    """Return the name of a job's transactions."""
+    return "/".join(["vdl", job, *parts])
 
 
 def _lines(schema: Schema) -> str:

@@ -11,7 +11,7 @@ Does not depend on Spark's classes, which are distinguished by name, so tests ne
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,8 +29,6 @@ class Pushed:
     offset_first: int = 0
     offset_end: int = _INFINITY
     time_first_ms: int | None = None
-    taken: list[str] = field(default_factory=list)
-    """The comparisons that were understood, as text."""
 
     def cut(self, wanted: Iterable[OffsetRange]) -> list[OffsetRange]:
         """Return the ranges without the parts that the query does not need."""
@@ -80,11 +78,9 @@ def _take_names(pushed: Pushed, column: str, values: Iterable[Any]) -> bool:
     if column == "partition":
         numbers = frozenset(int(value) for value in values)
         pushed.partitions = numbers if pushed.partitions is None else pushed.partitions & numbers
-        pushed.taken.append(f"partition in {sorted(numbers)}")
     else:
         names = frozenset(str(value) for value in values)
         pushed.topics = names if pushed.topics is None else pushed.topics & names
-        pushed.taken.append(f"topic in {sorted(names)}")
     return True
 
 
@@ -100,7 +96,6 @@ def _take_offset(pushed: Pushed, kind: str, value: int) -> bool:
         return False
     pushed.offset_first = max(pushed.offset_first, first)
     pushed.offset_end = min(pushed.offset_end, end)
-    pushed.taken.append(f"offset in [{first}, {end})")
     return True
 
 
@@ -112,4 +107,3 @@ def _take_time(pushed: Pushed, kind: str, value: datetime) -> None:
     millis = int(when.timestamp() * 1_000_000) // 1000
     if pushed.time_first_ms is None or millis > pushed.time_first_ms:
         pushed.time_first_ms = millis
-        pushed.taken.append(f"timestamp from {millis} ms on")

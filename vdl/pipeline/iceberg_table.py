@@ -524,7 +524,7 @@ class IcebergSink(Rewinding):
     def _writer_of(self, path: str) -> str:
         """Return the job that has written a file; "" if its name does not contain it."""
         found = WRITER.match(path.rpartition("/")[2])
-        return (found["job"] or "") if found else ""
+        return "" if found is None else found["job"]
 
     # --- after a table was put back, or a job was renamed ----------------------------------------
     def _told(self) -> Mapping[int, Mapping[str, Any]]:

@@ -283,8 +283,8 @@ def commit_folder(sequence: int) -> str:
     return f"{PART}={part_of(sequence):05d}/{COMMIT}={sequence:09d}/"
 
 
-WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
-"""Start of a file name given by a task: the job, in newer files, and the run."""
+WRITER = re.compile(r"(?P<job>.+)-[0-9a-f]{12}-\d+-")
+"""Start of a file name given by a task: the job, and the run."""
 
 
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
