@@ -15,7 +15,7 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.pipeline.objects import make_bucket, object_server
+from tests.pipeline.objects import Gate, make_bucket, object_server
 from tests.pipeline.test_job_file import GOOD, write
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at
 from vdl.pipeline.catalog_settings import local_catalog
@@ -131,6 +131,31 @@ def test_version_of_delta_that_two_write_at_once_is_of_one(
     again = table_of("delta", store, tmp_path)
     assert again.open(TOPICS) == at(8, 0)
     assert rows_of(again, store) == list(range(8))
+
+
+@pytest.mark.parametrize("times", [1, 30])
+def test_delta_commit_whose_answer_is_lost_is_in_the_table_once(
+    tmp_path: Path, store: dict[str, str], times: int
+) -> None:
+    """The commit that creates the table, one of rows, and one that merges rows.
+
+    The client repeats a request without an answer, and the store refuses the second one, because
+    the first was done: that is not another run's commit. If no answer comes at all, the client
+    gives up.
+    """
+    with Gate(store["endpoint"], r"_delta_log/\d+\.json") as gate:
+        through = {**store, "endpoint": gate.address}
+        table = table_of("delta", through, tmp_path)
+        table.open(TOPICS)
+        for n in range(3):
+            gate.lose(times)
+            commit(table, through, RUNS[0], at(2 * n, 0), at(2 * n + 2, 0))
+            assert times > 1 or not gate.left()
+        gate.lose(0)
+        assert table.sequence == 3
+    again = table_of("delta", store, tmp_path)
+    assert again.open(TOPICS) == at(6, 0)
+    assert rows_of(again, store) == list(range(6))
 
 
 @KINDS

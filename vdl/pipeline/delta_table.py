@@ -354,7 +354,10 @@ class DeltaSink(Rewinding):
     ) -> None:
         """Commit, and retry if another writer committed since the table was loaded.
 
-        The version to be written then exists already. Raises CommitConflict.
+        The version to be written then exists already. It may also be this commit's own: if a
+        store's answer is lost, the client repeats the request, and the store refuses the second
+        one. So after a failure the table is searched for this commit's mark. Raises CommitConflict,
+        PipelineError.
         """
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -362,6 +365,8 @@ class DeltaSink(Rewinding):
             try:
                 if self._table is None:
                     if not self._create(actions, schema, properties):
+                        if self._is_made(mark):
+                            return
                         continue
                     if not self._key:
                         return
@@ -370,8 +375,7 @@ class DeltaSink(Rewinding):
                 if changes is not None and changes.rows.num_rows + changes.truncates:
                     check_rows(self.path, self._table, changes, self._partitions())
                     merge(self._table, changes, self._key, properties)
-                    self._table.update_incremental()
-                    if self._version(self._app(STATE)) == mark:
+                    if self._is_made(mark):
                         return
                     # The merge changed nothing, as with keys that the table does not have.
                     self._check_unchanged()
@@ -382,10 +386,26 @@ class DeltaSink(Rewinding):
                     self._partitions() or None,
                     commit_properties=properties,
                 )
-            except CommitFailedError:
+            except (CommitFailedError, DeltaError, OSError) as error:
+                if self._is_made(mark):
+                    return
+                if not isinstance(error, CommitFailedError):
+                    raise PipelineError(f"{self.path}: {error}") from error
                 continue
             return
         raise CommitConflict(self.path, f"{ATTEMPTS} commits failed")
+
+    def _is_made(self, mark: int) -> bool:
+        """Return True if the table has the commit of this mark."""
+        self._refresh()
+        return self._version(self._app(STATE)) == mark
+
+    def _refresh(self) -> None:
+        """Load the table, or what was committed to it since."""
+        if self._table is None:
+            self._table = self._load()
+        else:
+            self._table.update_incremental()
 
     def _create(
         self, actions: list[AddAction], schema: Schema, properties: CommitProperties
@@ -405,8 +425,6 @@ class DeltaSink(Rewinding):
                 partition_by=self._partitions() or None,
                 configuration=PROPERTIES,
             )
-        except CommitFailedError:
-            return False
         except DeltaError:
             # delta-rs has no separate error for an existing table.
             if self._load() is None:
@@ -443,10 +461,7 @@ class DeltaSink(Rewinding):
 
         Raises CommitConflict, SinkInconsistent.
         """
-        if self._table is None:
-            self._table = self._load()
-        else:
-            self._table.update_incremental()
+        self._refresh()
         found = self._version(self._app())
         if found < self._sequence:
             raise self._forgotten("this run", self._sequence)
