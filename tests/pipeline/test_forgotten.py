@@ -135,3 +135,25 @@ def test_parquet_table_without_its_commits_stops_the_job(tmp_path: Path) -> None
     shutil.rmtree(folder / "_vdl")
     with pytest.raises(SinkInconsistent, match="has files of commits"):
         opened(folder, "parquet")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("is_all", [False, True])
+def test_table_that_is_removed_while_a_run_is_at_work_stops_the_run(
+    tmp_path: Path, kind: str, *, is_all: bool
+) -> None:
+    """It would continue in a table that lacks all earlier rows. `is_all`: also the catalog."""
+    folder = tmp_path / "t"
+    table = written(folder, kind, 2)
+    shutil.rmtree(folder)
+    if is_all:
+        (tmp_path / "catalog.db").unlink(missing_ok=True)
+    late = batch(table, "a", at(2, 0), at(3, 0), 2)
+    with pytest.raises(SinkInconsistent, match="the table was removed while the job ran"):
+        table.commit(late, COLUMNS)
+    shutil.rmtree(folder, ignore_errors=True)
+    if kind == "iceberg" and not is_all:
+        with pytest.raises(SinkInconsistent, match="drop the table in the catalog"):
+            opened(folder, kind)
+    else:
+        assert not opened(folder, kind)

@@ -11,8 +11,10 @@ pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
 pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 
+from deltalake import DeltaTable
+
 from tests.pipeline.test_forgotten import written
-from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, rows_of
+from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, rows_of, stage
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.open_table import open_table
@@ -21,25 +23,29 @@ from vdl.pipeline.rollback import (
     RolledBack,
     Shown,
     Version,
-    check_not_renamed,
     is_put_back,
     shown,
 )
+from vdl.pipeline.table import Commit
+from vdl.pipeline.table_columns import schema_lines
 
 KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
 RUN = {"run": "f" * 12, "host": "here", "since_ms": 1}
 
 
-def put_back(folder: Path, kind: str, number: int) -> None:
+def restore(sink: Any, number: int) -> None:
     """Restore the version that commit `number` (from 0) has made, as an operator does."""
-    if kind == "delta":
-        from deltalake import DeltaTable
-
-        DeltaTable(str(folder)).restore(number)
+    table = sink._load()
+    if isinstance(table, DeltaTable):
+        table.restore(number)
         return
-    table: Any = open_table(kind, str(folder), "job")._load()  # type: ignore[attr-defined]
     snapshots = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number)
     table.manage_snapshots().rollback_to_snapshot(snapshots[number].snapshot_id).commit()
+
+
+def put_back(folder: Path, kind: str, number: int) -> None:
+    """Restore a table in a folder."""
+    restore(open_table(kind, str(folder), "job"), number)
 
 
 @KINDS
@@ -82,6 +88,34 @@ def test_table_that_was_put_back_and_forth_is_as_it_was(tmp_path: Path, kind: st
 
 
 @KINDS
+@pytest.mark.parametrize("is_late", [False, True])
+def test_table_that_is_put_back_while_a_run_is_at_work_stops_the_run(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """Its next commit would hide that rows are missing. Also between its check and its commit."""
+    folder = tmp_path / "t"
+    run = written(folder, kind, 3)
+    late = batch(run, "r", at(3, 0), at(4, 0))
+    if is_late:
+        write = type(run)._write
+
+        def after(sink: Any, *arguments: Any) -> None:
+            put_back(folder, kind, 0)
+            write(sink, *arguments)
+
+        monkeypatch.setattr(type(run), "_write", after)
+    else:
+        put_back(folder, kind, 0)
+    with pytest.raises(RolledBack, match="up to batch 1"):
+        run.commit(late, COLUMNS)
+    monkeypatch.undo()
+    again: Any = open_table(kind, str(folder), "job")
+    assert again.rewind(TOPICS, RUN) == at(1, 0)
+    again.commit(batch(again, "a", at(1, 0), at(4, 0)), COLUMNS)
+    assert rows_of(again) == list(range(4))
+
+
+@KINDS
 def test_run_of_a_table_that_was_rewound_is_refused(tmp_path: Path, kind: str) -> None:
     """It has the offsets from before."""
     folder = tmp_path / "t"
@@ -118,9 +152,9 @@ def test_job_under_another_name_is_refused_and_can_go_on(tmp_path: Path, kind: s
     written(folder, kind, 2)
     renamed: Any = open_table(kind, str(folder), "renamed")
     assert not renamed.open(TOPICS)
-    check_not_renamed(renamed, "renamed", {"t": ("another", 2)})
+    renamed.check_alone({"t": ("another", 2)})
     with pytest.raises(SinkInconsistent, match=r"the job job has written t .* rewind --of job"):
-        check_not_renamed(renamed, "renamed", TOPICS)
+        renamed.check_alone(TOPICS)
     with pytest.raises(PipelineError, match="nobody is not a job of the table"):
         renamed.take_over("nobody", RUN)
     assert renamed.take_over("job", RUN) == at(2, 0)
@@ -130,15 +164,81 @@ def test_job_under_another_name_is_refused_and_can_go_on(tmp_path: Path, kind: s
 
 
 @KINDS
+def test_job_whose_place_another_has_taken_is_refused_until_it_takes_it_back(
+    tmp_path: Path, kind: str
+) -> None:
+    """A supervisor, or a second host, still has the old job file: rows would be doubled."""
+    folder = tmp_path / "t"
+    old = written(folder, kind, 2)
+    late = batch(old, "a", at(2, 0), at(3, 0))
+    new: Any = open_table(kind, str(folder), "new")
+    new.open(TOPICS)
+    new.take_over("job", RUN)
+    told = "the job new has taken the place of job"
+    with pytest.raises(SinkInconsistent, match=told):
+        old.commit(late, COLUMNS)
+    with pytest.raises(SinkInconsistent, match=told):
+        open_table(kind, str(folder), "job").open(TOPICS)
+    file = stage(new, f"new-{'1' * 12}", "0-0", 2, 4)
+    lines = schema_lines(COLUMNS)
+    new.commit(Commit("new", "r", 0, at(2, 0), at(4, 0), 2, 0, (file,), lines), COLUMNS)
+    third: Any = open_table(kind, str(folder), "third")
+    third.open(TOPICS)
+    with pytest.raises(SinkInconsistent, match="rewind --of new`"):
+        third.check_alone(TOPICS)
+    back: Any = open_table(kind, str(folder), "job")
+    assert back.rewind(TOPICS, RUN) == at(2, 0)
+    assert back.take_over("new", RUN) == at(4, 0)
+    again = open_table(kind, str(folder), "job")
+    assert again.open(TOPICS) == at(4, 0)
+    again.commit(batch(again, "b", at(4, 0), at(5, 0)), COLUMNS)
+    with pytest.raises(SinkInconsistent, match="the job job has taken the place of new"):
+        open_table(kind, str(folder), "new").open(TOPICS)
+
+
+@KINDS
+@pytest.mark.parametrize("is_late", [False, True])
+def test_of_two_jobs_that_begin_at_once_in_a_new_table_one_writes(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """When they looked there was no other. Also between the check and the commit of one."""
+    folder = tmp_path / "t"
+    other: Any = open_table(kind, str(folder), "other")
+    other.open(TOPICS)
+    other.check_alone(TOPICS)
+    file = stage(other, f"other-{'1' * 12}", "0-0", 0, 3)
+    first = Commit("other", "r", 0, at(0, 0), at(3, 0), 3, 0, (file,), schema_lines(COLUMNS))
+    if is_late:
+        write = type(other)._write
+
+        def after(sink: Any, *arguments: Any) -> None:
+            monkeypatch.undo()
+            written(folder, kind, 1)
+            write(sink, *arguments)
+
+        monkeypatch.setattr(type(other), "_write", after)
+    else:
+        written(folder, kind, 1)
+    with pytest.raises(SinkInconsistent, match=r"the job job has written t .* other is new"):
+        other.commit(first, COLUMNS)
+    assert rows_of(open_table(kind, str(folder), "job")) == [0]
+
+
+@KINDS
 def test_job_may_begin_beside_another_where_it_is_told_to(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "t"
     written(folder, kind, 2)
     beside: Any = open_table(kind, str(folder), "beside")
     assert not beside.open(TOPICS)
     beside.begin_beside(at(0, 0), RUN)
-    again = open_table(kind, str(folder), "beside")
+    again: Any = open_table(kind, str(folder), "beside")
     assert again.open(TOPICS) == at(0, 0)
     assert again.sequence == 1
+    again.check_alone(TOPICS)
+    file = stage(again, f"beside-{'1' * 12}", "0-0", 0, 2)
+    lines = schema_lines(COLUMNS)
+    again.commit(Commit("beside", "r", 0, at(0, 0), at(2, 0), 2, 0, (file,), lines), COLUMNS)
+    assert rows_of(again) == [0, 1]
 
 
 def commit(sequence: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 
 from tests.pipeline.live_rows import data_files, live_rows
 from vdl.pipeline.catalog_settings import local_catalog, name_of
-from vdl.pipeline.errors import CommitConflict, PipelineError
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.partitioning import PartitionField
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
@@ -141,6 +141,21 @@ def test_deletion_of_a_key_that_was_never_there_moves_the_offsets_only(
     assert rows_of(run.table) == {1: "a"}
     again = Run(tmp_path, kind)
     assert (again.end, again.table.sequence) == (4, 4)
+
+
+@KINDS
+@pytest.mark.parametrize("key", [("text",), ()])
+def test_table_of_another_key_is_refused(tmp_path: Path, kind: str, key: tuple[str, ...]) -> None:
+    """The rows of one key would be replaced, and those of the other would not."""
+    Run(tmp_path, kind).apply([(ROW, 1, "a")])
+    wanted = "one row for each text" if key else "a row for each record"
+    with pytest.raises(SinkInconsistent, match=f"one row for each id, .* asks for {wanted}"):
+        Run(tmp_path, kind, key=key)
+    (tmp_path / "rows").mkdir()
+    Run(tmp_path / "rows", kind, key=()).apply([])
+    with pytest.raises(SinkInconsistent, match=r"a row for each record, .* one row for each id"):
+        Run(tmp_path / "rows", kind)
+    assert Run(tmp_path, kind).end == 1
 
 
 @KINDS

@@ -264,17 +264,18 @@ def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
 def rewind(*, job_file: Path, other: str, beside: bool) -> int:
     """Continue a job at the end of its table after the table was restored to an older version.
 
-    Does not use Spark. The job must not run at the same time: it would be refused.
+    Its table of dead letters may have been restored, too. Does not use Spark. The job must not run
+    at the same time: it would be refused.
     """
-    from vdl.pipeline.open_table import rows_table
+    from vdl.pipeline.open_table import dead_table, rows_table
     from vdl.pipeline.options import parse_where
     from vdl.pipeline.preflight import check_cluster
     from vdl.pipeline.rollback import Rewinding
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
-    table = rows_table(job)
-    if not isinstance(table, Rewinding):
+    table, letters = rows_table(job), dead_table(job)
+    if not isinstance(table, Rewinding) or not isinstance(letters, Rewinding):
         raise PipelineError(
             f"{job.sink.path}: a table of this kind cannot be restored to an older version"
         )
@@ -286,7 +287,11 @@ def rewind(*, job_file: Path, other: str, beside: bool) -> int:
     check_cluster(job)
     with contextlib.closing(Topics(job.source.read_options())) as topics:
         ids = topics.ids()
+        letters.rewind(ids, run)
         positions = table.rewind(ids, run)
+        # First, so that a repeated command finds the other job in the table of rows.
+        if other and other in letters.other_jobs():
+            letters.take_over(other, run)
         if other:
             positions = table.take_over(other, run)
         elif beside and not positions:

@@ -20,6 +20,8 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -46,6 +48,7 @@ from vdl.pipeline.delta_upsert import (
     undo_torn,
 )
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
+from vdl.pipeline.job_state import JobState
 from vdl.pipeline.partitioning import as_text
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.rollback import (
@@ -55,7 +58,7 @@ from vdl.pipeline.rollback import (
     Version,
     is_put_back,
 )
-from vdl.pipeline.state_files import JobState, StateFiles, new_mark, sequence_of
+from vdl.pipeline.state_files import StateFiles, new_mark, sequence_of
 from vdl.pipeline.storage import delta_options, is_url, storage_of
 from vdl.pipeline.table import (
     WRITER,
@@ -116,15 +119,10 @@ class DeltaSink(Rewinding):
     def window_folder(self) -> str:
         return str(self._window_files.folder())
 
-    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        known = self._opened(topics)
-        self._check_not_put_back()
-        return known
-
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._positions = Positions()
         self._windows = None
-        self._account = Account()
+        self._account, self._heir = Account(), ""
         self._load_remembered()
         if not self._sequence:
             return self._positions
@@ -204,16 +202,21 @@ class DeltaSink(Rewinding):
 
     def _known(self) -> Positions:
         """Return the job's positions, and load its account. Raises SinkInconsistent."""
-        mark = self._version(self._app(STATE))
-        state = self._state_files.read(mark) if mark else None
+        state = self._state_of(self._job)
         if state is None or state.sequence != self._sequence:
             what = "none" if state is None else f"that of batch {state.sequence}"
             raise SinkInconsistent(
                 f"{self.path}: the job {self._job} has committed {self._sequence} batches, and its "
                 f"state is {what}: an earlier build has written it; begin a new table"
             )
-        self._account = state.account
+        self._check_same_key(self._job, state.key)
+        self._account, self._heir = state.account, state.heir
         return state.end
+
+    def _state_of(self, job: str) -> JobState | None:
+        """Return the state of a job of the loaded table. Raises SinkInconsistent."""
+        mark = self._version(_app_of(job, STATE))
+        return StateFiles(self.path, job, self._storage).read(mark) if mark else None
 
     def account(self) -> Account | None:
         return self._account
@@ -224,11 +227,15 @@ class DeltaSink(Rewinding):
     def _version(self, app: str) -> int:
         """Return the version of a transaction, 0 if there is none.
 
-        Each look-up scans all of the table's transactions.
+        Each look-up scans all of the table's transactions. Raises SinkInconsistent.
         """
         if self._table is None:
             return 0
-        return int(self._table.transaction_version(app) or 0)
+        try:
+            return int(self._table.transaction_version(app) or 0)
+        except DeltaError as error:
+            what = "was removed while the job ran" if self._load() is None else str(error)
+            raise SinkInconsistent(f"{self.path}: the table {what}") from error
 
     def _load(self) -> DeltaTable | None:
         try:
@@ -260,7 +267,9 @@ class DeltaSink(Rewinding):
         account = None if self._account is None else self._account.plus(commit)
         self._commit(commit, arrow_schema, account)
 
-    def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
+    def _commit(
+        self, commit: Commit, arrow_schema: Any, account: Account | None, former: str = ""
+    ) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         changes = changes_of(commit, self._key, self._storage) if self._key else None
@@ -280,9 +289,11 @@ class DeltaSink(Rewinding):
         transactions = [Transaction(self._app(), sequence, now)]
         outdated: list[Path] = []
         mark = new_mark(sequence)
-        name = self._state_files.write(mark, JobState(sequence, commit.end, account))
+        state = JobState(sequence, commit.end, account, self._key)
+        name = self._state_files.write(mark, state)
         outdated_states = self._state_files.others(name)
         transactions.append(Transaction(self._app(STATE), mark, now))
+        transactions += self._ended(former, now)
         if commit.windows is not None:
             name = self._window_files.write_state(mark, commit.windows)
             self._window_files.sync()
@@ -304,6 +315,22 @@ class DeltaSink(Rewinding):
             self._storage.remove(path)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
+
+    def _ended(self, job: str, now: int) -> list[Transaction]:
+        """Return the transactions that give another job this one as its heir; none if "".
+
+        A run of that job finds a commit that it has not made, and is refused.
+        """
+        state = self._state_of(job) if job else None
+        if state is None:
+            return []
+        state = replace(state, sequence=state.sequence + 1, heir=self._job)
+        mark = new_mark(state.sequence)
+        StateFiles(self.path, job, self._storage).write(mark, state)
+        return [
+            Transaction(_app_of(job), state.sequence, now),
+            Transaction(_app_of(job, STATE), mark, now),
+        ]
 
     def _sync_log(self) -> None:
         """Make the commit survive a power cut, which delta-rs does not ensure."""
@@ -457,7 +484,7 @@ class DeltaSink(Rewinding):
             )
 
     def _check_unchanged(self) -> None:
-        """Check that no other run has committed for this job.
+        """Check that no other run has committed for this job, and that its rows are still there.
 
         Raises CommitConflict, SinkInconsistent.
         """
@@ -466,8 +493,13 @@ class DeltaSink(Rewinding):
         if found < self._sequence:
             raise self._forgotten("this run", self._sequence)
         if found != self._sequence:
+            with suppress(SinkInconsistent):  # A still later commit has removed it.
+                state = self._state_of(self._job)
+                self._heir = "" if state is None else state.heir
+            self._check_not_succeeded()
             what = f"the job is at batch {found}, expected {self._sequence}"
             raise CommitConflict(self.path, what, self.last_run())
+        self._check_history()
 
     def last_run(self) -> str:
         return by_whom(self._last_facts())
@@ -517,12 +549,9 @@ class DeltaSink(Rewinding):
         """Return the jobs that have ever written to the table."""
         return {job for job in self._state_files.jobs() if self._version(_app_of(job, STATE))}
 
-    def other_jobs(self) -> Mapping[str, Positions]:
-        found = {}
-        for job in self._jobs() - {self._job}:
-            mark = self._version(_app_of(job, STATE))
-            found[job] = StateFiles(self.path, job, self._storage).read(mark).end
-        return found
+    def other_jobs(self) -> Mapping[str, JobState]:
+        states = {job: self._state_of(job) for job in self._jobs() - {self._job}}
+        return {job: one for job, one in states.items() if one is not None and not one.heir}
 
     def _put_back(self) -> tuple[bool, Shown]:
         """Return True if the table shows less than the job has committed, and what it shows."""

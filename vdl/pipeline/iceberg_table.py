@@ -66,6 +66,7 @@ from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
 from vdl.pipeline.iceberg_snapshot import RowDelta, live_files
 from vdl.pipeline.iceberg_upsert import MERGE_ON_READ, MODE, Merge
+from vdl.pipeline.job_state import JobState
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.rollback import (
     GONE,
@@ -158,41 +159,34 @@ class IcebergSink(Rewinding):
     def window_folder(self) -> str:
         return str(self._window_files.folder())
 
-    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        known = self._opened(topics)
-        self._check_not_put_back()
-        return known
-
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._table = self._load()
         self._known_window_files = None
         self._positions, self._sequence = Positions(), 0
-        self._account, self._windows = Account(), None
-        state = self._state()
+        self._account, self._windows, self._heir = Account(), None, ""
+        state = self._state_of(self._job)
         self._check_not_forgotten(state)
         if state is None:
             return self._positions
-        known = Positions.from_json(state["end"])
+        known = state.end
         found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
         check_same_topics(known, Positions(found))
-        self._sequence, self._positions = int(state["sequence"]), known
-        kept = state["account"]
-        self._account = None
-        if kept is not None:
-            begin = Positions.from_json(kept["begin"])
-            self._account = Account(begin, kept["rows"], kept["dead"], kept["late"])
-        if state["windows"] is not None:
-            self._windows = WindowState.from_json(state["windows"])
+        self._check_same_key(self._job, state.key)
+        self._sequence, self._positions = state.sequence, known
+        self._account, self._heir = state.account, state.heir
+        windows = self._told_state(self._job).get("windows")
+        if windows is not None:
+            self._windows = WindowState.from_json(windows)
             self._window_files.check(self._windows)
             self._window_files.show_late(self._sequence, self._windows)
         return known
 
-    def _check_not_forgotten(self, state: Mapping[str, Any] | None) -> None:
+    def _check_not_forgotten(self, state: JobState | None) -> None:
         """Check that the property counts all commits that snapshots and file names show.
 
         Raises SinkInconsistent.
         """
-        known = 0 if state is None else int(state["sequence"])
+        known = 0 if state is None else state.sequence
         found = max((note.sequence for note in self.notes()), default=0)
         if not max(known, found) and self._table is not None:
             found = int(any(self._writer_of(path) == self._job for path in _named(self._table)))
@@ -213,11 +207,16 @@ class IcebergSink(Rewinding):
             return self._found()
 
     def _found(self) -> Table | None:
-        """Return the table, or None. Raises also the errors in UNCLEAR."""
+        """Return the table, or None. Raises SinkInconsistent, and the errors in UNCLEAR."""
         try:
             return self._catalog.load_table(self._place.name)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
+        except FileNotFoundError as error:
+            raise SinkInconsistent(
+                f"{self.path}: the catalog has the table {self._place.name}, but its metadata file "
+                f"is gone: restore it, or drop the table in the catalog ({error})"
+            ) from error
 
     def _in_words(self) -> AbstractContextManager[None]:
         return in_words(self.path, self._place.catalog)
@@ -227,18 +226,26 @@ class IcebergSink(Rewinding):
         scheme, _, path = self._place.catalog.get("uri", "").partition(":///")
         return scheme == "sqlite" and bool(path) and not Path(path).exists()
 
-    def _state(self) -> dict[str, Any] | None:
-        """Return the job's state in the table, or None. Raises SinkInconsistent."""
-        text = self._text()
+    def _state_of(self, job: str) -> JobState | None:
+        """Return a job's state in the table, or None. Raises SinkInconsistent."""
+        told = self._told_state(job)
         try:
-            state: dict[str, Any] | None = None if text is None else json.loads(text)
-        except ValueError as error:
-            raise SinkInconsistent(f"{self.path}: {STATE}{self._job}: {error}") from None
-        return state
+            return JobState.from_json(told) if told else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise SinkInconsistent(f"{self.path}: {STATE}{job}: {error!r}") from None
 
-    def _text(self) -> str | None:
-        """Return the job's state as it was written, or None."""
-        return None if self._table is None else self._table.properties.get(f"{STATE}{self._job}")
+    def _told_state(self, job: str) -> dict[str, Any]:
+        """Return the JSON of a job's state, empty if there is none. Raises SinkInconsistent."""
+        text = self._text(job)
+        try:
+            found: dict[str, Any] = {} if text is None else json.loads(text)
+        except ValueError as error:
+            raise SinkInconsistent(f"{self.path}: {STATE}{job}: {error}") from None
+        return found
+
+    def _text(self, job: str) -> str | None:
+        """Return a job's state as it was written, or None."""
+        return None if self._table is None else self._table.properties.get(f"{STATE}{job}")
 
     def staging(self, run: str) -> str:
         del run
@@ -262,7 +269,9 @@ class IcebergSink(Rewinding):
         account = None if self._account is None else self._account.plus(commit)
         self._commit(commit, arrow_schema, account)
 
-    def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
+    def _commit(
+        self, commit: Commit, arrow_schema: Any, account: Account | None, former: str = ""
+    ) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         outdated: list[Path] = []
@@ -277,9 +286,9 @@ class IcebergSink(Rewinding):
         if commit.files and not self._key:
             self._storage.sync_names([f"{self._root}/data"])
         with self._in_words():
-            self._write(
-                commit, arrow_schema, sequence, _state_text(commit, sequence, account), merge
-            )
+            state = JobState(sequence, commit.end, account, self._key)
+            states = {self._job: _state_text(commit, state), **self._ended(former)}
+            self._write(commit, arrow_schema, states, merge)
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files_remove(outdated)
@@ -287,6 +296,16 @@ class IcebergSink(Rewinding):
             self._storage.remove(path)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
+
+    def _ended(self, job: str) -> dict[str, str]:
+        """Return the state that gives another job this one as its heir; none if "".
+
+        A run of that job finds a commit that it has not made, and is refused.
+        """
+        told = self._told_state(job) if job else {}
+        if not told:
+            return {}
+        return {job: _as_text({**told, "sequence": told["sequence"] + 1, "heir": self._job})}
 
     def _window_files_remove(self, outdated: list[Path]) -> None:
         if outdated:
@@ -316,9 +335,11 @@ class IcebergSink(Rewinding):
         return merge
 
     def _write(
-        self, commit: Commit, arrow_schema: Any, sequence: int, state: str, merge: Merge | None
+        self, commit: Commit, arrow_schema: Any, states: Mapping[str, str], merge: Merge | None
     ) -> None:
         """Commit, and retry if another writer was faster or a response was lost.
+
+        `states`: job → its state after the commit.
 
         Raises CommitConflict, PipelineError.
         """
@@ -328,7 +349,7 @@ class IcebergSink(Rewinding):
             check_rules(self.path, self._table, self._fields)
         doubt: Exception | None = None
         for seconds in WAITS_SECONDS:
-            attempt = self._attempt(self._table, commit, arrow_schema, sequence, state, merge)
+            attempt = self._attempt(self._table, commit, arrow_schema, states, merge)
             try:
                 attempt.commit()
                 return
@@ -341,7 +362,7 @@ class IcebergSink(Rewinding):
                     merge.leave()
                 time.sleep(seconds)
             self._refresh()
-            if self._text() == state:
+            if self._text(self._job) == states[self._job]:
                 return
             # A refused commit may have been made by a request that was sent twice, and another run
             # may have committed since: then its files are the table's.
@@ -402,8 +423,7 @@ class IcebergSink(Rewinding):
         table: Table,
         commit: Commit,
         arrow_schema: Any,
-        sequence: int,
-        state: str,
+        states: Mapping[str, str],
         merge: Merge | None,
     ) -> Attempt:
         """Prepare one commit on the last loaded state of the table."""
@@ -415,8 +435,8 @@ class IcebergSink(Rewinding):
         if transaction.table_metadata.name_mapping() is None:
             names = transaction.table_metadata.schema().name_mapping
             transaction.set_properties({NAMES: names.model_dump_json()})
-        transaction.set_properties({f"{STATE}{self._job}": state})
-        facts = _facts(commit, sequence)
+        transaction.set_properties({f"{STATE}{job}": text for job, text in states.items()})
+        facts = _facts(commit, self._sequence + 1)
         if merge is not None:
             merged = merge.write(table)
             self._storage.sync_names([f"{self._root}/data"])
@@ -461,20 +481,30 @@ class IcebergSink(Rewinding):
         """Load the table again, or look for it. Raises PipelineError."""
         with self._in_words():
             if self._table is not None:
-                patiently(self._table.refresh)
+                try:
+                    patiently(self._table.refresh)
+                except (NoSuchTableError, FileNotFoundError) as error:
+                    what = "the table was removed while the job ran"
+                    raise SinkInconsistent(f"{self.path}: {what}") from error
             elif is_url(self.path) or not self._has_no_file():
                 self._table = patiently(self._found)
 
     def _check_sequence(self) -> None:
-        """Check the last loaded state for commits of other runs. Raises CommitConflict."""
-        state = self._state()
-        found = 0 if state is None else int(state["sequence"])
+        """Check the last loaded state for commits of other runs, and that the rows are there.
+
+        Raises CommitConflict, SinkInconsistent.
+        """
+        state = self._state_of(self._job)
+        found = 0 if state is None else state.sequence
         if found != self._sequence:
+            self._heir = "" if state is None else state.heir
+            self._check_not_succeeded()
             what = f"the job is at batch {found}, not {self._sequence}"
             raise CommitConflict(self.path, what, self.last_run())
+        self._check_history()
 
     def last_run(self) -> str:
-        return by_whom(self._state())
+        return by_whom(self._told_state(self._job))
 
     def notes(self) -> list[CommitNote]:
         """Return notes as far as snapshots are kept, without offsets if there are many."""
@@ -535,20 +565,25 @@ class IcebergSink(Rewinding):
         assert self._table is not None, self.path
         return self._table.schema().as_arrow()
 
-    def other_jobs(self) -> Mapping[str, Positions]:
-        known = {} if self._table is None else self._table.properties
-        return {
-            job: Positions.from_json(json.loads(known[f"{STATE}{job}"])["end"])
-            for job in self._jobs() - {self._job}
-        }
+    def other_jobs(self) -> Mapping[str, JobState]:
+        states = {job: self._state_of(job) for job in self._jobs() - {self._job}}
+        return {job: one for job, one in states.items() if one is not None and not one.heir}
 
     def _put_back(self) -> tuple[bool, Shown]:
         """Return True if the table shows less than the job has committed, and what it shows."""
         if not self._sequence or self._table is None:
             return False, Shown(None)
         current = self._table.current_snapshot()
+        if current is not None and self._is_last(current):
+            return False, Shown(None)
         newest = None if current is None else current.snapshot_id
         return is_put_back(self._versions(), newest, self._sequence)
+
+    def _is_last(self, snapshot: Snapshot) -> bool:
+        """Return True if the snapshot is the job's last commit."""
+        told = _told(snapshot)
+        is_own = told.get("vdl.job") == self._job
+        return is_own and told.get("vdl.sequence") == str(self._sequence)
 
     def _versions(self) -> Mapping[int, Version]:
         """Return the versions of the snapshots that are kept."""
@@ -704,24 +739,13 @@ def once(table: Table) -> Transaction:
     return table.transaction()
 
 
-def _state_text(commit: Commit, sequence: int, account: Account | None) -> str:
-    return json.dumps(
-        {
-            "sequence": sequence,
-            **commit.runner(),
-            "end": commit.end.to_json(),
-            "account": None
-            if account is None
-            else {
-                "begin": account.begin.to_json(),
-                "rows": account.rows,
-                "dead": account.dead,
-                "late": account.late,
-            },
-            "windows": None if commit.windows is None else commit.windows.to_json(),
-        },
-        separators=(",", ":"),
-    )
+def _state_text(commit: Commit, state: JobState) -> str:
+    windows = None if commit.windows is None else commit.windows.to_json()
+    return _as_text({**state.to_json(), **commit.runner(), "windows": windows})
+
+
+def _as_text(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, separators=(",", ":"))
 
 
 def _facts(commit: Commit, sequence: int) -> dict[str, str]:

@@ -105,7 +105,10 @@ class ParquetSink:
                 raise SinkInconsistent(f"{self._commits}: commits are missing among {numbers[-1]}")
             last = self._read(numbers[-1])
             if last["job"] != self._job:
-                raise SinkInconsistent(f"{self.path} belongs to the job {last['job']}")
+                raise SinkInconsistent(
+                    f"{self.path} belongs to the job {last['job']}, and {self._job} is new: its "
+                    "rows would be written twice; use that name again, or another table"
+                )
             self._sequence = numbers[-1]
             self._positions = Positions.from_json(last["end"])
             self._schema = str(last["schema"])
@@ -141,6 +144,8 @@ class ParquetSink:
             raise CommitConflict(self.path, "the batch does not begin at the end of the table")
         if self._place(self._sequence + 1).exists():
             raise self._taken(self._sequence + 1)
+        if self._sequence and not self._place(self._sequence).exists():
+            raise SinkInconsistent(f"{self.path}: the table was removed while the job ran")
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)

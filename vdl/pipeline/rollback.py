@@ -17,9 +17,10 @@ from typing import Any
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.errors import PipelineError, SinkInconsistent
+from vdl.pipeline.job_state import JobState
 from vdl.pipeline.positions import Positions
 from vdl.pipeline.table import Commit, WindowState
-from vdl.pipeline.table_columns import schema_lines
+from vdl.pipeline.table_columns import schema_lines, types_of
 
 GONE = -1
 """A version that is not known any more."""
@@ -132,10 +133,23 @@ class Rewinding(ABC):
 
     path: str
     _job: str
+    _key: tuple[str, ...]
     _sequence: int
     _positions: Positions
     _account: Account | None
     _windows: WindowState | None
+    _heir: str = ""
+    _alone_in: Mapping[str, tuple[str, int]] = {}
+    """Topics of which no other job may have written to the table before this job's first commit."""
+    _is_moving: bool = False
+    """True while `_move` commits."""
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        """Open the table as `TableSink.open` does."""
+        known = self._opened(topics)
+        self._check_not_succeeded()
+        self._check_not_put_back()
+        return known
 
     def rewind(self, topics: Mapping[str, tuple[str, int]], run: Mapping[str, Any]) -> Positions:
         """Open the table and move the job to the positions that it shows, in a commit without rows.
@@ -145,7 +159,7 @@ class Rewinding(ABC):
         """
         known = self._opened(topics)
         is_back, found = self._put_back()
-        if not is_back:
+        if not is_back or self._heir:
             return known
         if self._windows is not None:
             raise PipelineError(f"{self.path}: open windows cannot be restored; write it again")
@@ -158,18 +172,21 @@ class Rewinding(ABC):
     def take_over(self, other: str, run: Mapping[str, Any]) -> Positions:
         """Let a new job continue in an open table from the positions of another one.
 
-        Raises PipelineError, CommitConflict.
+        The other one is ended by the same commit: a run of it is refused from then on. Raises
+        PipelineError, CommitConflict.
         """
         found = self.other_jobs().get(other)
-        if found is None or self._sequence:
+        is_new = not self._sequence or self._heir == other
+        if found is None or not is_new:
             what = (
                 f"has committed {self._sequence} batches"
                 if found
                 else (f"{other} is not a job of the table")
             )
             raise PipelineError(f"{self.path}: the job {self._job} cannot take over: {what}")
-        self._move(found, Account(found), run)
-        return found
+        self._check_same_key(other, found.key)
+        self._move(found.end, Account(found.end), run, former=other)
+        return found.end
 
     def begin_beside(self, start: Positions, run: Mapping[str, Any]) -> None:
         """Let a new job begin in an open table that other jobs of the same topics write to.
@@ -178,14 +195,85 @@ class Rewinding(ABC):
         """
         self._move(start, Account(start), run)
 
-    def _move(self, end: Positions, account: Account | None, run: Mapping[str, Any]) -> None:
+    def check_alone(self, topics: Mapping[str, tuple[str, int]]) -> None:
+        """Check that no other job has written rows of these topics to the open table.
+
+        A table in which this job is new checks it again with the job's first commit: another job
+        may have begun meanwhile. Raises SinkInconsistent.
+        """
+        self._alone_in = topics
+        if self._sequence or not topics:
+            return
+        for other, state in sorted(self.other_jobs().items()):
+            same = [
+                topic
+                for topic, known in state.end.topics.items()
+                if topic in topics and known.topic_id == topics[topic][0]
+            ]
+            if same:
+                job = self._job
+                raise SinkInconsistent(
+                    f"{self.path}: the job {other} has written {', '.join(same)} to it, and {job} "
+                    f"is new: its rows would be written twice. If {job} is a new name of that job, "
+                    f"run `vdl pipeline rewind --of {other}` to continue; to start at "
+                    "source.start, run `vdl pipeline rewind --beside`"
+                )
+
+    def _move(
+        self, end: Positions, account: Account | None, run: Mapping[str, Any], former: str = ""
+    ) -> None:
+        """Commit no rows, and these positions. `former`: a job whose place this one takes."""
         columns = self._schema()
         lines = schema_lines(columns)
         commit = Commit(
             self._job, run["run"], 0, self._positions, end, 0, 0, (), lines,
             host=run["host"], since_ms=run["since_ms"],
         )  # fmt: skip
-        self._commit(commit, columns, account)
+        self._is_moving = True
+        try:
+            self._commit(commit, columns, account, former)
+        finally:
+            self._is_moving = False
+        self._heir = ""
+
+    def _check_history(self) -> None:
+        """Check that the table, as last loaded, may get another batch of this job.
+
+        It may have been restored, and another job may have begun, while this run was at work.
+        Raises SinkInconsistent.
+        """
+        if not self._is_moving:
+            self._check_not_put_back()
+            self.check_alone(self._alone_in)
+
+    def _check_same_key(self, job: str, key: tuple[str, ...] | None) -> None:
+        """Check that the rows that `job` has written are those of this job's key, or of none.
+
+        A key may get more columns, and others if a column of it was renamed in the table. Raises
+        SinkInconsistent.
+        """
+        if key in {None, self._key}:
+            return
+        old, new = set(key or ()), set(self._key)
+        if old and new and (old < new or not old <= set(types_of(self.columns()))):
+            return
+        was, wanted = (
+            f"one row for each {', '.join(one)}" if one else "a row for each record"
+            for one in (key or (), self._key)
+        )
+        raise SinkInconsistent(
+            f"{self.path}: the job {job} has written {was}, and this job file asks for {wanted} "
+            "(sink.mode, sink.key): the table would have rows of both kinds; use a new table"
+        )
+
+    def _check_not_succeeded(self) -> None:
+        """Raise SinkInconsistent if another job has taken this one's place."""
+        if self._heir:
+            raise SinkInconsistent(
+                f"{self.path}: the job {self._heir} has taken the place of {self._job}: rows would "
+                f"be written twice. To go on as {self._job}, stop {self._heir} and run `vdl "
+                f"pipeline rewind --of {self._heir}`"
+            )
 
     def _check_not_put_back(self) -> None:
         """Raise RolledBack if the table was restored."""
@@ -195,8 +283,12 @@ class Rewinding(ABC):
 
     # --- parts specific to each kind of table ----------------------------------------------------
     @abstractmethod
-    def other_jobs(self) -> Mapping[str, Positions]:
-        """Return the positions of other jobs that have written to the open table."""
+    def columns(self) -> str:
+        """Return the columns as `TableSink.columns` does."""
+
+    @abstractmethod
+    def other_jobs(self) -> Mapping[str, JobState]:
+        """Return the states of other jobs of the open table, without those that have an heir."""
 
     @abstractmethod
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
@@ -215,27 +307,10 @@ class Rewinding(ABC):
         """Return the table's columns as an Arrow schema."""
 
     @abstractmethod
-    def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
-        """Commit as `TableSink.commit` does, with that account afterwards."""
+    def _commit(
+        self, commit: Commit, arrow_schema: Any, account: Account | None, former: str = ""
+    ) -> None:
+        """Commit as `TableSink.commit` does, with that account afterwards.
 
-
-def check_not_renamed(table: Any, job: str, ids: Mapping[str, tuple[str, int]]) -> None:
-    """Raise SinkInconsistent if another job has written rows of the same topics.
-
-    Applies to a table in which this job is new.
-    """
-    if not isinstance(table, Rewinding):
-        return
-    for other, positions in sorted(table.other_jobs().items()):
-        same = [
-            topic
-            for topic, known in positions.topics.items()
-            if topic in ids and known.topic_id == ids[topic][0]
-        ]
-        if same:
-            raise SinkInconsistent(
-                f"{table.path}: the job {other} has written {', '.join(same)} to it, and {job} "
-                f"is new: its rows would be written twice. If {job} is a new name of that job, "
-                f"run `vdl pipeline rewind --of {other}` to continue; to start at "
-                "source.start, run `vdl pipeline rewind --beside`"
-            )
+        `former`: another job of the table, which has this one as its heir from then on.
+        """

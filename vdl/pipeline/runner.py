@@ -65,7 +65,7 @@ from vdl.pipeline.positions import (
 from vdl.pipeline.producing import Target
 from vdl.pipeline.read import DDL
 from vdl.pipeline.registered.values import FORMS, Texts
-from vdl.pipeline.rollback import check_not_renamed
+from vdl.pipeline.rollback import Rewinding
 from vdl.pipeline.seen import counts_of, is_whole, observed
 from vdl.pipeline.storage import storage_of
 from vdl.pipeline.table import (
@@ -426,7 +426,8 @@ class Runner:
             check_same(self._job.window, self._rows_table.windows, path=self._rows_table.path)
         where = parse_where("start", start or self._job.source.start)
         if not self._positions:
-            check_not_renamed(self._rows_table, self._job.name, ids)
+            if isinstance(self._rows_table, Rewinding):
+                self._rows_table.check_alone(ids)
             self._positions = self._topics.resolve(where)
             if isinstance(where, At):
                 check_same_topics(where.positions, self._positions)

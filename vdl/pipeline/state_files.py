@@ -19,12 +19,10 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from vdl.pipeline.account import Account
 from vdl.pipeline.errors import SinkInconsistent
-from vdl.pipeline.positions import Positions
+from vdl.pipeline.job_state import JobState
 from vdl.pipeline.storage import Storage
 
 MARK = re.compile(r"(\d+)\.json")
@@ -41,15 +39,6 @@ def sequence_of(mark: int) -> int:
     return mark >> MARK_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """State as of commit `sequence`. `end`: the next offsets; `account` None: it is not known."""
-
-    sequence: int
-    end: Positions
-    account: Account | None
-
-
 class StateFiles:
     """State files of one job."""
 
@@ -60,35 +49,16 @@ class StateFiles:
 
     def write(self, mark: int, state: JobState) -> str:
         """Write a state durably; return its path. Raises FileExistsError in a folder."""
-        account = state.account
-        told = {
-            "sequence": state.sequence,
-            "end": state.end.to_json(),
-            "account": None
-            if account is None
-            else {
-                "begin": account.begin.to_json(),
-                "rows": account.rows,
-                "dead": account.dead,
-                "late": account.late,
-            },
-        }
         self._storage.make_folder(self._folder)
         path = f"{self._folder}/{mark}.json"
-        self._storage.put(path, json.dumps(told).encode())
+        self._storage.put(path, json.dumps(state.to_json()).encode())
         return path
 
     def read(self, mark: int) -> JobState:
         """Read a state. Raises SinkInconsistent."""
         path = f"{self._folder}/{mark}.json"
         try:
-            told = json.loads(self._storage.get(path))
-            kept = told["account"]
-            account = None
-            if kept is not None:
-                begin = Positions.from_json(kept["begin"])
-                account = Account(begin, int(kept["rows"]), int(kept["dead"]), int(kept["late"]))
-            return JobState(int(told["sequence"]), Positions.from_json(told["end"]), account)
+            return JobState.from_json(json.loads(self._storage.get(path)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
 

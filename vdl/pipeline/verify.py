@@ -29,7 +29,7 @@ from vdl.pipeline.object_files import read_files
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.options import Where, parse_where
 from vdl.pipeline.positions import Positions, TopicPositions
-from vdl.pipeline.rollback import check_not_renamed
+from vdl.pipeline.rollback import Rewinding
 from vdl.pipeline.storage import is_url, storage_of
 from vdl.pipeline.table import SharedSink, TableSink
 from vdl.pipeline.table_columns import types_of
@@ -126,7 +126,8 @@ def verify(job: Job, spark: Any) -> Verdict:
         dead.open(ids)
         has_nothing = not end and topics.resolve(_start_of(job)) == topics.ends()
     if has_nothing:
-        check_not_renamed(table, job.name, ids)
+        if isinstance(table, Rewinding):
+            table.check_alone(ids)
         return Verdict()
     if not end:
         raise PipelineError(
