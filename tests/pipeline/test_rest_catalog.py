@@ -259,6 +259,23 @@ def test_commit_that_nobody_answers_for_is_found_or_refused(
     assert lake.numbers() == list(range(4))
 
 
+def test_clock_that_is_wrong_by_a_day_stops_no_later_run(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver with such a clock has committed; the next one, on another machine, is right."""
+    table = lake.sink()
+    lake.write(table, 0, 2)
+    now = time.time
+    for hours in (24, 0, -24, 0):
+        with monkeypatch.context() as wrong:
+            wrong.setattr(time, "time", lambda ahead=hours: now() + 3600 * ahead)
+            table = lake.sink()
+            lake.write(table, table.sequence + 1, table.sequence + 2)
+    assert lake.numbers() == list(range(6))
+    times = [one.timestamp_ms for one in lake.loaded().metadata.snapshots]
+    assert times == sorted(times)
+
+
 def test_partitions_and_columns_come_with_rows(lake: Lake) -> None:
     """The server checks more of a commit than SQLite does."""
     lake.fields = (PartitionField("_partition"),)

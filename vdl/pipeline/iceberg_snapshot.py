@@ -30,6 +30,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, UpdatesAndRequirements
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _MergeAppendFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
@@ -157,6 +158,23 @@ class RowDelta(_MergeAppendFiles):
             io=table.io,
             snapshot_properties=dict(facts or {}),
         )
+
+    def _commit(self) -> UpdatesAndRequirements:
+        updates, requirements = super()._commit()
+        return tuple(map(self._in_order, updates)), requirements
+
+    def _in_order(self, update: TableUpdate) -> TableUpdate:
+        """Return the update with a snapshot that is not older than the one before it.
+
+        The clock of another writer's machine may be ahead. Iceberg's own library refuses to write
+        or read a table with a snapshot that is a minute older than the one before it.
+        """
+        if not isinstance(update, AddSnapshotUpdate):
+            return update
+        known = self._transaction.table_metadata.snapshot_log
+        time_ms = max([update.snapshot.timestamp_ms, *(one.timestamp_ms for one in known[-1:])])
+        snapshot = update.snapshot.model_copy(update={"timestamp_ms": time_ms})
+        return update.model_copy(update={"snapshot": snapshot})
 
     def _manifests(self) -> list[ManifestFile]:
         is_append = all(one.content == DataFileContent.DATA for one in self._added_data_files)

@@ -450,7 +450,7 @@ class IcebergSink(Rewinding):
                 for deletes in merged.deletes:
                     delta.append_data_file(deletes)
             return Attempt(transaction)
-        with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
+        with RowDelta(transaction, table, facts) as append:
             for file in commit.files:
                 append.append_data_file(new_file(table, transaction, file.path, file.partition))
         return Attempt(transaction)
