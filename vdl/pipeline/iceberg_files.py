@@ -62,9 +62,9 @@ class _Stream:
     def close(self) -> None:
         if self._file.closed:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:  # Closed also if the disk is full.
+            self._file.flush()
+            os.fsync(self._file.fileno())
         # Each of these is written after all files that it names, and in the same folder: their
         # names become durable with its own.
         if self._path.name.endswith(METADATA) or self._path.name.startswith(LIST):
