@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +39,13 @@ from vdl.pipeline.client_secrets import java_settings, resolved
 from vdl.pipeline.compaction import BYTES_TARGET, RETAIN_HOURS, CompactingSink
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
-from vdl.pipeline.errors import CommitConflict, PipelineError, TooManyDeadLetters, reason_of
+from vdl.pipeline.errors import (
+    CommitConflict,
+    PipelineError,
+    SinkInconsistent,
+    TooManyDeadLetters,
+    reason_of,
+)
 from vdl.pipeline.files import (
     DEAD,
     DEAD_SCHEMA,
@@ -432,6 +438,7 @@ class Runner:
             if isinstance(where, At):
                 check_same_topics(where.positions, self._positions)
         else:
+            check_shares_topic(self._rows_table.path, self._positions, ids)
             # Partitions added since then begin at their start.
             self._positions = self._positions.over(self._topics.begins())
         self._check_table()
@@ -947,6 +954,19 @@ class GroupOffsets:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def check_shares_topic(path: str, known: Positions, topics: Iterable[str]) -> None:
+    """Check that a job reads at least one of the topics that its table was written from.
+
+    Offsets of an unrelated topic would be the same as those of other rows. Raises SinkInconsistent.
+    """
+    if not set(known.topics) & set(topics):
+        was, now = ", ".join(sorted(known.topics)), ", ".join(sorted(topics))
+        raise SinkInconsistent(
+            f"{path}: was written from {was}, but source.topics is {now}: the rows could not be "
+            "distinguished; use a new table, or add the topic to those of the table"
+        )
 
 
 def _remove(folders: Sequence[Path]) -> None:
