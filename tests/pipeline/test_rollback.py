@@ -14,10 +14,13 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 from deltalake import DeltaTable
 
 from tests.pipeline.test_forgotten import written
+from tests.pipeline.test_job_file import GOOD
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, rows_of, stage
+from vdl.commands.app import run_app
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
-from vdl.pipeline.open_table import open_table
+from vdl.pipeline.job import load_job
+from vdl.pipeline.open_table import dead_table, open_table, rows_table
 from vdl.pipeline.rollback import (
     GONE,
     RolledBack,
@@ -68,6 +71,48 @@ def test_table_that_was_put_back_stops_the_job_until_it_is_rewound(
     again.commit(batch(again, "a", at(last, 0), at(6, 0)), COLUMNS)
     assert rows_of(again) == list(range(6))
     assert open_table(kind, str(folder), "job").open(TOPICS) == at(6, 0)
+
+
+@KINDS
+def test_command_rewinds_the_table_of_dead_letters_too(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run opens both tables, so a restored one stops it. A new name goes on in both."""
+
+    class Cluster:
+        """Cluster with the methods that `rewind` needs."""
+
+        def __init__(self, options: object, **limits: float) -> None:
+            del options, limits
+
+        def ids(self) -> dict[str, tuple[str, int]]:
+            return TOPICS
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("vdl.pipeline.topics.Topics", Cluster)
+    file = tmp_path / "job.toml"
+    text = GOOD.replace('"flights"\n[source]', '"job"\n[source]').replace('["flights"]', '["t"]')
+    text = text.replace('path = "out"', f'kind = "{kind}"\npath = "t"')
+    file.write_text(text, encoding="utf-8")
+    job = load_job(file)
+    for table in (rows_table(job), dead_table(job)):
+        table.open(TOPICS)
+        for n in range(2):
+            table.commit(batch(table, f"job-{'0' * 12}", at(n, 0), at(n + 1, 0), n), COLUMNS)
+        restore(table, 0)
+    assert run_app(["pipeline", "rewind", str(file)]) == 0
+    assert capsys.readouterr().out == "t/0: 1\nt/1: 0\n"
+    for opened in (rows_table, dead_table):
+        assert opened(job).open(TOPICS) == at(1, 0)
+    file.write_text(text.replace('name = "job"', 'name = "new"'), encoding="utf-8")
+    for _ in range(2):
+        run_app(["pipeline", "rewind", "--of", "job", str(file)])
+    for opened in (rows_table, dead_table):
+        assert opened(load_job(file)).open(TOPICS) == at(1, 0)
+        with pytest.raises(SinkInconsistent, match="the job new has taken the place"):
+            opened(job).open(TOPICS)
 
 
 @KINDS
