@@ -255,6 +255,12 @@ class RequestContext:
         """See `ConnectionInfo.asker`."""
         return self.connection.asker
 
+    @property
+    def sharer(self) -> str:
+        """The client whose share of a room a command counts against; empty without access control,
+        where there are no shares."""
+        return self.asker if self.server.authorizer is not None else ""
+
     def repeats(self, of: str, repeats_max: int = REPEATS_MAX) -> Repeats:
         """Return what the request has named of a kind, in all its parts."""
         if self._repeats is None:

@@ -106,6 +106,10 @@ class TransactionalId(msgspec.Struct, array_like=True):
         """True if it has no transaction that is open or must be completed."""
         return self.state is not TransactionState.ONGOING and not self.state.is_prepared
 
+    def may_be_forgotten(self, now_ms: int) -> bool:
+        """Return True if it is idle for so long that it makes room for another id."""
+        return self.is_idle and self.changed_ms + IDLE_MS_MIN <= now_ms
+
     @property
     def is_exhausted(self) -> bool:
         """True if the producer id has no further epoch to allocate."""

@@ -12,13 +12,16 @@ from tests.unit.kafka_groups.cluster import Call, Cluster
 from tests.unit.kafka_groups.consumer import heartbeat
 from vdl.errors import ErrorCode
 from vdl.kafka.groups import led_coordinator
+from vdl.kafka.wire import add_partitions_to_txn as add_wire
 from vdl.kafka.wire import delete_groups as delete_wire
+from vdl.kafka.wire import init_producer_id as init_wire
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.state import commands
-from vdl.state.coordinator import COORDINATOR_BYTES_MAX
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX, TRANSACTIONS_BYTES_MAX
 from vdl.state.offsets import OFFSET_BYTES
+from vdl.state.transactions import IDLE_MS_MIN
 
-COMMIT, DELETE_GROUPS = 8, 42
+COMMIT, INIT, ADD, DELETE_GROUPS = 8, 22, 24, 42
 POSITIONS = 40
 SHARE = COORDINATOR_BYTES_MAX * 3 // 4
 OLDER = VERSION_OF_MANY_POSITIONS - 1
@@ -339,3 +342,46 @@ def test_log_is_told_that_a_coordinator_is_full(awaits_servers: bool) -> None:
     cluster.advance(60_000)
     fill(cluster, "eve", "late")
     assert len(log.seen) == 2
+
+
+def begin_transactions(cluster: Cluster, user: str, prefix: str) -> list[str]:
+    """Begin to use new transactional ids until one is refused; return those that were created."""
+    made = []
+    for name in names(cluster, prefix):
+        request = init_wire.InitProducerIdRequest(name, 60_000)
+        response = cluster.call(INIT, 4, request, user=user).response
+        if response.error_code:
+            assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            break
+        made.append(name)
+    return made
+
+
+def add_partitions(cluster: Cluster, name: str, user: str) -> int:
+    known = cluster.machine(name).transactions.ids[name]
+    topic = add_wire.AddPartitionsToTxnTopic("t", list(range(POSITIONS)))
+    request = add_wire.AddPartitionsToTxnRequest(
+        [], name, known.producer_id, known.epoch, v3_and_below_topics=[topic]
+    )
+    (answered,) = cluster.call(ADD, 3, request, user=user).response.results_by_topic_v3_and_below
+    return int(answered.results_by_partition[0].partition_error_code)
+
+
+def test_transactional_ids_of_one_user_leave_room_for_those_of_others() -> None:
+    """Ids are kept for days, so that without shares one user could keep all others from beginning
+    a transaction. What groups take of the common room is not free."""
+    cluster = secured()
+    cluster.machine(GROUP)
+    transactions = cluster.machine(GROUP).transactions
+    long = "e" * 20_000
+    made = begin_transactions(cluster, "eve", long)
+    share = TRANSACTIONS_BYTES_MAX * 3 // 4
+    assert share - 21_000 < transactions.bytes <= share
+    assert add_partitions(cluster, made[0], "eve") == ErrorCode.NONE
+    assert begin_transactions(cluster, "alice", "alice" + long)
+    assert transactions.bytes < TRANSACTIONS_BYTES_MAX - 21_000
+    request = init_wire.InitProducerIdRequest(made[1], 60_000)
+    again = cluster.call(INIT, 4, request, user="eve").response
+    assert again.error_code == ErrorCode.NONE
+    cluster.advance(IDLE_MS_MIN + 1_000)  # other ids may be forgotten then
+    assert begin_transactions(cluster, "eve", "later" + long)

@@ -18,13 +18,6 @@ from ids import GroupId
 from rpc.hello import VERSION_OF_MANY_POSITIONS
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka.groups.group_shares import (
-    GroupShares,
-    growth,
-    positions_growth,
-    room_of_positions,
-    shared_room,
-)
 from vdl.kafka.groups.led_classic_groups import LedClassicGroups
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
@@ -32,6 +25,13 @@ from vdl.kafka.groups.offset_expiry import OffsetExpiry
 from vdl.kafka.groups.rebalance_notes import RebalanceNotes
 from vdl.kafka.host import Compute
 from vdl.kafka.limits.pattern_work import PatternWork
+from vdl.kafka.room_shares import (
+    GroupShares,
+    growth,
+    positions_growth,
+    room_of_positions,
+    shared_room,
+)
 from vdl.log import Log
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands

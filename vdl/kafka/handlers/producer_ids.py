@@ -110,7 +110,7 @@ def _init_transactions(
         expected_producer_id=request.producer_id,
         expected_epoch=request.producer_epoch,
     )
-    transactions.decide(command, decided)
+    transactions.decide(command, decided, asker=ctx.sharer)
     return later
 
 

@@ -202,7 +202,7 @@ def _add(
         verify_only=transaction.verify_only,
         version=SECOND_VERSION if from_broker else FIRST_VERSION,
     )
-    transaction_coordinator(ctx).decide(command, decided)
+    transaction_coordinator(ctx).decide(command, decided, asker=ctx.sharer)
 
 
 # --- AddOffsetsToTxn -----------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def handle_add_offsets_to_txn(
         request.producer_epoch,
         [ctx.server.host.coordinator_group(request.group_id)],
     )
-    transaction_coordinator(ctx).decide(command, decided)
+    transaction_coordinator(ctx).decide(command, decided, asker=ctx.sharer)
     return later
 
 

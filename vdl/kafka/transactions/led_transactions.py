@@ -30,6 +30,7 @@ from ids import GroupId
 from rpc.hello import VERSION_OF_DOWNGRADES
 from vdl.clock import MS, NEVER, Clock, Timer
 from vdl.errors import ErrorCode
+from vdl.kafka.room_shares import GroupShares, room_of_transactions
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
@@ -137,6 +138,8 @@ class LedTransactions:
         self._clock = clock
         self._options = options
         self._host = host
+        room = room_of_transactions(machine, host.settled_ms)
+        self.shares = GroupShares(machine, room, clock)
         self._open: set[str] = set()
         """Transactional ids with an open transaction."""
         self._due_ns: dict[str, int] = {}

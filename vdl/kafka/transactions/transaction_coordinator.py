@@ -17,6 +17,7 @@ import msgspec
 from ids import GroupId
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.room_shares import transactions_growth
 from vdl.kafka.transactions.led_transactions import (
     LedTransactions,
     TransactionHost,
@@ -31,6 +32,7 @@ from vdl.logstream.group.state_group import (
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
 from vdl.state.features import TRANSACTION_VERSION
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.transactions import TransactionAnswer
 
 LATE_NS = 5_000 * MS
@@ -119,14 +121,23 @@ class TransactionCoordinator:
         return [one for one in found if one is not ErrorCode.NOT_COORDINATOR]
 
     # --- requests ------------------------------------------------------------------------
-    def decide(self, command: OfTransaction, done: Decided) -> None:
-        """Apply a command, after a delay if a transaction has to be complete before."""
-        led = self.find(command.transactional_id)
+    def decide(self, command: OfTransaction, done: Decided, *, asker: str = "") -> None:
+        """Apply a command, after a delay if a transaction has to be complete before. `asker`: the
+        client whose share of the room it counts against; empty where there are no shares."""
+        name = command.transactional_id
+        led = self.find(name)
         if not isinstance(led, LedTransactions):
             done(led, None)
             return
+        more = transactions_growth(led.machine, command) if asker else 0
+        owner = led.shares.begin(asker, name, more) if more > 0 else ""
+        if owner is None:
+            done(COORDINATOR_IS_FULL, None)
+            return
 
         def decided(outcome: Outcome) -> None:
+            if owner:
+                led.shares.end(owner, name, more)
             if outcome.kind is OutcomeKind.APPLIED:
                 done(ErrorCode.NONE, outcome.result)
             elif outcome.kind is OutcomeKind.NOT_APPENDED and not led.state_group.is_leader:
@@ -137,7 +148,7 @@ class TransactionCoordinator:
         deadline_ns = self._clock.now_ns() + LATE_NS
         if (
             isinstance(command, commands.InitTransactions)
-            and led.get(command.transactional_id) is None
+            and led.get(name) is None
             and led.state_group.group.accepts_appends
         ):
             # Applying it could only report that an id is needed. Not on a full disk: the catalog

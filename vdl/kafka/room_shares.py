@@ -1,7 +1,9 @@
-"""Room of one coordinator, shared out between the principals whose groups it has.
+"""Room of one coordinator, shared out between the principals whose groups and transactional ids it
+has.
 
 Groups and positions (committed offsets) together are bounded (`COORDINATOR_BYTES_MAX`); once
-positions have a bound of their own, each of the two is. Either is a `Room` here. Principals are not
+positions have a bound of their own, each of the two is. Transactional ids are bounded, too. Each is
+a `Room` here. Principals are not
 part of the replicated state. So a coordinator's leader keeps how much each holds, and refuses
 before it proposes: a group counts for the principal that first sent a request for it to this
 leader. A group without such a request counts for no principal, but its bytes are not free. No
@@ -22,14 +24,22 @@ from typing import Any
 from vdl.clock import MS, Clock
 from vdl.kafka.shares import Shares
 from vdl.state import commands
-from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator, PositionsBound
+from vdl.state.coordinator import (
+    COORDINATOR_BYTES_MAX,
+    TRANSACTIONS_BYTES_MAX,
+    Coordinator,
+    PositionsBound,
+)
 from vdl.state.offsets import OFFSET_BYTES
 from vdl.state.table import text_bytes
+from vdl.state.transactions import ID_BYTES, PARTICIPANT_BYTES
 
 TIMES_OF_FREE = 3
 RECOUNT_NS = 1_000 * MS
 """Least time between two recounts of all groups. A recount comes before a refusal, because groups
 also shrink without a request."""
+IDLE_LOOKED_MS = 60_000
+"""Time between two looks at which transactional ids may be forgotten: some milliseconds."""
 _FORGOTTEN_FROM = 1_000
 _NOBODY = ""
 
@@ -62,6 +72,32 @@ def room_of_positions(machine: Coordinator, bound: PositionsBound) -> Room:
     them."""
     bytes_max = min(bound.bytes_max, OFFSET_BYTES * bound.count_max)
     return Room(bytes_max, lambda: machine.offsets.bytes, machine.offsets.bytes_of)
+
+
+def room_of_transactions(machine: Coordinator, now_ms: Callable[[], int]) -> Room:
+    """Return the room of transactional ids, which count as groups do.
+
+    An id that may be forgotten to make room for another is free. What groups have of the room is
+    not.
+    """
+    transactions = machine.transactions
+    looked_ms, free = -IDLE_LOOKED_MS, 0
+
+    def held_by(transactional_id: str) -> int:
+        known = transactions.ids.get(transactional_id)
+        return 0 if known is None or known.may_be_forgotten(now_ms()) else known.bytes
+
+    def held() -> int:
+        nonlocal looked_ms, free
+        at_ms = now_ms()
+        if at_ms - looked_ms >= IDLE_LOOKED_MS:
+            known = transactions.ids.values()
+            free = sum(one.bytes for one in known if one.may_be_forgotten(at_ms))
+            looked_ms = at_ms
+        left = transactions.bytes_max - max(0, transactions.bytes - free)
+        return TRANSACTIONS_BYTES_MAX - left
+
+    return Room(TRANSACTIONS_BYTES_MAX, held, held_by)
 
 
 class GroupShares:
@@ -127,6 +163,19 @@ class GroupShares:
         self._counted[group_id] = now
         self._held += now - before
         self._shares.change(self._owners[group_id], now - before)
+
+
+def transactions_growth(machine: Coordinator, command: Any) -> int:
+    """Return the bytes by which a client's command increases the transactional ids, at most."""
+    name = command.transactional_id
+    known = machine.transactions.ids.get(name)
+    match command:
+        case commands.InitTransactions() if known is None:
+            return ID_BYTES + text_bytes(name)
+        case commands.AddToTransaction() if known is not None and not command.verify_only:
+            added = set(command.participants).difference(known.participants)
+            return PARTICIPANT_BYTES * len(added)
+    return 0
 
 
 def positions_growth(machine: Coordinator, command: Any) -> int:
