@@ -14,7 +14,8 @@ Does not depend on connections or APIs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from rpc.traces import TracedRequest
 
 Arguments = ParamSpec("Arguments")
+
+Place = tuple[Hashable, ...]
+"""Position of the elements of which a part of a request or of an answer is a slice: one for each
+list, outermost first. Empty for a part of whole elements."""
 
 
 class Reply(Enum):
@@ -65,11 +70,14 @@ class Unbuilt:
 
 
 class InParts:
-    """An answer with many elements in the list `answered`, made in the turns of the connection.
+    """An answer with many elements, made in the turns of the connection.
 
     `responses` takes the number of elements of the next response, as it is at that time, and yields
-    at least one. Each passes the permission checks of the request's API, which must not need the
-    request. `ctx`: of the request.
+    (place, response): a response with no elements is a pause. The place is empty for whole elements
+    of the list `answered`. For some elements of a list in it (`answered` has the names of both,
+    with a dot between), it identifies the element that they belong to, which the response has
+    without the others. The first response has whole elements, or none. Each passes the filters of
+    the request's permission rules. `ctx`: of the request.
     """
 
     __slots__ = ("answered", "ctx", "responses")
@@ -78,11 +86,70 @@ class InParts:
         self,
         ctx: object,
         answered: str,
-        responses: Callable[[Callable[[], int]], Iterator[Any]],
+        responses: Callable[[Callable[[], int]], Iterator[tuple[Place, Any]]],
     ) -> None:
         self.ctx = ctx
         self.answered = answered
         self.responses = responses
+
+
+def pages(
+    page: Any, name: str, items: Iterable[Any], size: Callable[[], int]
+) -> Iterator[tuple[Place, Any]]:
+    """Yield the responses of an `InParts` that has `items` in its list `name`.
+
+    `page`: the first response. `items` has None for each thing that was looked at and is left out.
+    """
+    left = size()
+    for item in items:
+        if left <= 0:
+            yield (), page
+            page, left = replace(page, **{name: []}), size()
+        left -= 1
+        if item is not None:
+            getattr(page, name).append(item)
+    yield (), page
+
+
+def pages_of_lists(
+    page: Callable[[list[Any]], Any],
+    name: str,
+    items: Iterable[tuple[Any, Iterable[Any]]],
+    size: Callable[[], int],
+    place: Place = (),
+) -> Iterator[tuple[Place, Any]]:
+    """Yield responses of an `InParts` whose elements have lists of their own, which may be long.
+
+    `page` returns a response with some elements. `items` has elements with an empty list `name`,
+    and what belongs into it, as in `pages`. `place`: of the list of elements, if it is in another.
+    """
+    some: list[Any] = []
+    left = size()
+    for number, (item, content) in enumerate(items):
+        own = (*place, number)
+        is_cut = False
+        for one in content:
+            if left <= 0:
+                if some:
+                    yield place, page(some)
+                    some = []
+                yield own, page([item])
+                item, is_cut, left = replace(item, **{name: []}), True, size()
+            left -= 1
+            if one is not None:
+                getattr(item, name).append(one)
+        left -= 1
+        if is_cut:
+            yield own, page([item])
+        else:
+            some.append(item)
+        if left <= 0:
+            if some:
+                yield place, page(some)
+                some = []
+            left = size()
+    if some:
+        yield place, page(some)
 
 
 class Paused:

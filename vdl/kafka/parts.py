@@ -68,9 +68,9 @@ class PartSize:
     def __init__(self, elements: int) -> None:
         self.elements = elements
 
-    def took(self, part_ns: int) -> None:
-        """Adapt the size, because a part took `part_ns` of the loop."""
-        fits = self.elements * PART_NS // max(part_ns, 1)
+    def took(self, part_ns: int, fits_ns: int = PART_NS) -> None:
+        """Adapt the size, because a part took `part_ns` of the loop, where `fits_ns` fit."""
+        fits = self.elements * fits_ns // max(part_ns, 1)
         self.elements = max(1, min(fits, 2 * self.elements, PART_ELEMENTS))
 
 
@@ -96,8 +96,9 @@ class Parts:
     join: Callable[[Any, Any], None] | None = None
     """Adds the fields of a part's answer beside its elements to the joined answer."""
     is_large: bool = False
-    """True if an element may have an answer of thousands of elements: a group, a transaction. Then
-    several are not processed at once, and the first part has one."""
+    """True if an element may cost much more than others, or have an answer of thousands of
+    elements: a group, a transaction. Then several are not processed at once, and the first part has
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     3: (
         Parts(
             "topics",
-            "topics",
+            "topics.partitions",
             named=attrgetter("name", "topic_id"),
             kept=FIRST,
             join=_join_metadata,
@@ -233,7 +234,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     11: _whole(_ONE_COMMAND, "protocols"),
     13: (Parts("members", "members"),),
     14: _whole(_ONE_COMMAND, "assignments"),
-    15: (Parts("groups", "groups", is_large=True),),
+    15: (Parts("groups", "groups.members", is_large=True),),
     16: _whole(_FILTER, "states_filter", "types_filter"),
     19: (
         Parts(
@@ -271,7 +272,16 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     28: (Parts("topics.partitions", "topics.partitions"),),
     30: (Parts("creations", "results"),),
     31: (Parts("filters", "filter_results"),),
-    32: (Parts("resources", "results", ("configuration_keys",), _RESOURCE, kept=FIRST),),
+    32: (
+        Parts(
+            "resources",
+            "results",
+            ("configuration_keys",),
+            _RESOURCE,
+            kept=FIRST,
+            is_large=True,
+        ),
+    ),
     33: (Parts("resources", "responses", ("configs",), _RESOURCE, kept=TWO),),
     34: Whole(
         "there is one directory, and what is named twice has one answer",
@@ -319,11 +329,11 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
         "topic_partitions.partitions",
         times=TOPICS_TIMES,
     ),
-    69: (Parts("group_ids", "groups", is_large=True),),
+    69: (Parts("group_ids", "groups.members", is_large=True),),
     74: _whole(_FILTER, "resource_types"),
     75: Page(_sort_topics),
     76: _whole(_ONE_COMMAND, "subscribed_topic_names"),
-    77: (Parts("group_ids", "groups", is_large=True),),
+    77: (Parts("group_ids", "groups.members", is_large=True),),
     78: _whole(
         _ONE_LOOK,
         "topics.partitions.acknowledgement_batches.acknowledge_types",

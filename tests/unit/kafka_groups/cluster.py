@@ -20,7 +20,7 @@ from tests.unit.kafka.fake_host import FakeLog
 from tests.wire import codec_of
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import InParts, Later
+from vdl.kafka.answer import InParts, Later, Paused
 from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.wide_request import wide_answer
@@ -233,25 +233,34 @@ class FakeServer:
 class Call:
     """One request of a client."""
 
-    def __init__(self, answer: Any, key: int, version: int) -> None:
+    def __init__(self, answer: Any, key: int, version: int, pass_time: Callable[[], None]) -> None:
         self.answer = answer
+        self._pass_time = pass_time
         self.key = key
         self.version = version
 
     @property
     def done(self) -> bool:
+        while isinstance(paused := self._known, Paused):
+            self.answer = paused.step()
+            self._pass_time()
         return not isinstance(self.answer, Later) or self.answer.done
+
+    @property
+    def _known(self) -> Any:
+        return self.answer.response if isinstance(self.answer, Later) else self.answer
 
     @property
     def response(self) -> Any:
         """Response as a client of that version decodes it."""
         assert self.done, "not answered"
-        answer = self.answer.response if isinstance(self.answer, Later) else self.answer
+        answer = self._known
         wire = API[self.key].wire
         if isinstance(answer, InParts):
             wide = wide_answer(API[self.key], self.version, None, answer)
-            while not wide.is_done:
-                wide.take(wide.next_part())
+            wide.begin_pages(answer)
+            while wide.has_page:
+                wide.take(wide.next_page())
             buffers = wide.encoded()
         else:
             buffers = wire.encode_response(answer, self.version)
@@ -441,7 +450,8 @@ class Cluster:
             received_ns=self.time.now_ns,
             arrived_ns=self.time.now_ns,
         )
-        call = Call(api.handler(ctx, wire.decode_request(memoryview(data), version)), key, version)
+        answer = api.handler(ctx, wire.decode_request(memoryview(data), version))
+        call = Call(answer, key, version, lambda: self.advance(1))
         if self.commits:
             self.pump()
         return call

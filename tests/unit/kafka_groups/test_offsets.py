@@ -9,7 +9,9 @@ import pytest
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
 from tests.unit.kafka_groups.cluster import Call, Cluster, FakeServer
 from vdl.errors import ErrorCode
+from vdl.kafka.answer import InParts
 from vdl.kafka.groups import led_coordinator, offset_expiry
+from vdl.kafka.handlers import offsets
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
@@ -164,6 +166,62 @@ def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
     commit(cluster, 2, topic="u", partition=0)
     commit(cluster, 3, group_id="other")
     assert positions(fetch(cluster, version=version)) == {("t", 2): 1, ("u", 0): 2}
+
+
+@pytest.mark.parametrize("version", [7, 8, 9, 10])
+def test_all_offsets_of_a_large_group_are_fetched_in_parts(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts together are the answer that one turn would make, in the order of the commits. Each
+    has few offsets of any topic."""
+    cluster = Cluster(1)
+    for name, count in (("t", 3), ("u", 400), ("v", 2)):
+        cluster.create_topic(name, partitions=count)
+        request = commit_wire.OffsetCommitRequest(group_id=GROUP)
+        request.topics = [
+            commit_wire.OffsetCommitRequestTopic(
+                name,
+                partitions=[
+                    commit_wire.OffsetCommitRequestPartition(number, 10 + number)
+                    for number in range(count)
+                ],
+            )
+        ]
+        cluster.call(COMMIT, 8, request)
+    call = fetch(cluster, version=version)
+    answer = call.answer.response  # type: ignore[union-attr]
+    assert isinstance(answer, InParts)
+    told = call.response
+    sizes = []
+    for _, page in answer.responses(lambda: 7):
+        topics = page.topics if version < 8 else [t for g in page.groups for t in g.topics]
+        sizes.append(sum(1 + len(topic.partitions) for topic in topics))
+    assert max(sizes) <= 7 + 2
+    monkeypatch.setattr(offsets, "PART_ELEMENTS", 10_000)
+    assert told == fetch(cluster, version=version).response
+
+
+def test_offsets_of_a_large_group_are_refused_when_they_move_in_between() -> None:
+    """A partition that is left out would be taken for one without an offset."""
+    cluster = Cluster(1)
+    cluster.create_topic("t", partitions=300)
+    request = commit_wire.OffsetCommitRequest(group_id=GROUP)
+    request.topics = [
+        commit_wire.OffsetCommitRequestTopic(
+            "t",
+            partitions=[
+                commit_wire.OffsetCommitRequestPartition(number, 10) for number in range(300)
+            ],
+        )
+    ]
+    cluster.call(COMMIT, 8, request)
+    answer = fetch(cluster, version=9).answer.response  # type: ignore[union-attr]
+    assert isinstance(answer, InParts)
+    pages = answer.responses(lambda: 100)
+    next(pages)
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 1, serve=False)
+    codes = {group.error_code for _, page in pages for group in page.groups}
+    assert codes == {ErrorCode.NOT_COORDINATOR}
 
 
 def test_topics_are_named_by_id_from_version_10(cluster: Cluster) -> None:

@@ -468,6 +468,33 @@ class Session:
         exchange.finishes = ()
         self._handle(exchange, ctx, part)
 
+    def _begin_pages(self, exchange: Exchange, answer: InParts) -> None:
+        """Make the first response of an answer in parts, of a request or of a part of one."""
+        wide = exchange.wide
+        if wide is None:
+            wide = wide_answer(exchange.api, exchange.version, exchange.request, answer)
+            exchange.wide = wide
+        self._next_page(exchange, wide, partial(wide.begin_pages, answer))
+
+    def _next_page(
+        self, exchange: Exchange, wide: WideRequest, begin: Callable[[], None] | None = None
+    ) -> None:
+        """Make the next response of an answer in parts."""
+        try:
+            if begin is not None:
+                begin()
+            exchange.answer = wide.next_page()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            exchange.answer = error
+            wide.end_pages()
+            if wide.is_answer:
+                exchange.wide = None  # a part of it would be taken for all
+        exchange.worked_ns = now_ns = self._turn.context.clock.now_ns()
+        used_ns = now_ns - self._turn.started_ns
+        wide.used(used_ns)
+        if exchange.measured is not None:
+            exchange.used_ns += used_ns
+
     def _handle(self, exchange: Exchange, ctx: RequestContext, message: Any) -> None:
         """Call the handler for a request, or for a part of one."""
         context, wide = ctx.server, exchange.wide
@@ -565,17 +592,14 @@ class Session:
                 return False
             self._go_on(exchange, answer)
             return True
-        if type(answer) is InParts:
-            if not admission.may_go_on(exchange.started_ns):
-                return False
-            wide = wide_answer(exchange.api, exchange.version, exchange.request, answer)
-            exchange.wide = wide
-            self._begin_part(exchange, wide.context, wide)
-            return True
-        if type(answer) is Unbuilt:
+        if type(answer) is InParts or type(answer) is Unbuilt:
             must_finish = wide is not None and wide.bytes > 0
             if not admission.may_build(exchange.started_ns, must_finish=must_finish):
                 return False
+        if type(answer) is InParts:
+            self._begin_pages(exchange, answer)
+            return True
+        if type(answer) is Unbuilt:
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
@@ -636,11 +660,12 @@ class Session:
         if isinstance(answer, BaseException):
             answer = self._handler_failed(exchange, answer)
         answer = self._finish(exchange, answer)
-        exchange.finishes = ()
         try:
             wide.take(answer)
         except EncodeError as error:
             wide.take(self._handler_failed(exchange, error))
+        if not wide.has_page:
+            exchange.finishes = ()
         self.info.answers.reserve(wide.bytes)
         if wide.is_done:
             exchange.answer, exchange.request = wide.answer, wide.message
@@ -650,6 +675,8 @@ class Session:
         exchange.answer = pause = Later()
         pause.when_done(self.mark)
         step = partial(self._begin_part, exchange, wide.context, wide)
+        if wide.has_page:
+            step = partial(self._next_page, exchange, wide)
         # One timer tick later, after the next poll of the sockets.
         clock.call_later(1, partial(pause.complete, _InTurn(step)))
         return True

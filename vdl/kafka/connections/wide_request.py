@@ -30,11 +30,12 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import InParts, Reply
+from vdl.kafka.answer import InParts, Place, Reply
 from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
     FIRST_ELEMENTS,
     PART_ELEMENTS,
+    PART_NS,
     PARTS,
     REPLICAS_MAX,
     REPLICAS_TIMES,
@@ -55,10 +56,6 @@ _LENGTH = Struct(">i").pack
 NARROW_BYTES = 1_000
 """A request of at most this size has hardly more elements than are done at once: most elements have
 four bytes."""
-
-Place = tuple[Hashable, ...]
-"""Position of the elements of which a part is a slice: an index into each list, outermost first.
-Empty for a part of whole elements."""
 
 
 def row_of(
@@ -223,7 +220,7 @@ def _answered(row: Parts, place: Place) -> Place:
     Lists of the request that share one list of the answer have the same place.
     """
     more = row.asked.count(".") - row.answered.count(".")
-    if not more:
+    if more <= 0:
         return place
     return (place[: more + 1], *place[more + 1 :]) if len(place) > more else ()
 
@@ -291,12 +288,14 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
 
 
 def wide_answer(api: Api, version: int, message: Any, answer: InParts) -> WideRequest:
-    """Return the state of a request whose answer is made in parts."""
+    """Return the state of a request whose answer is made in parts. Use: `begin_pages`."""
     size = PartSize(FIRST_ELEMENTS)
-    responses = answer.responses(lambda: size.elements)
-    row = Parts("", answer.answered)
-    wide = WideRequest(api, row, version, message, (((), one) for one in responses), size)
-    wide.context, wide.handler = answer.ctx, lambda _, response: response
+    rows = PARTS.get(api.key)
+    found = rows if isinstance(rows, tuple) else ()
+    joins = (row.join for row in found if isinstance(row, Parts) and row.join is not None)
+    row = Parts("", answer.answered, join=next(joins, None))
+    wide = WideRequest(api, row, version, message, iter(()), size)
+    wide.context = answer.ctx
     return wide
 
 
@@ -322,6 +321,9 @@ class WideRequest:
         "_is_refused",
         "_joined",
         "_next",
+        "_next_page",
+        "_page_parts",
+        "_pages",
         "_parts",
         "_place",
         "_reply",
@@ -344,8 +346,8 @@ class WideRequest:
         *,
         is_refused: bool = False,
     ) -> None:
-        """`parts` has at least one part, and follows `size`. `is_refused`: the request has too many
-        elements for an API that cannot split it."""
+        """`parts` follows `size`. `is_refused`: the request has too many elements for an API that
+        cannot split it."""
         self._api = api
         self._row = row
         self._is_refused = is_refused
@@ -355,7 +357,12 @@ class WideRequest:
         self._size = size
         self._used_ns = 0
         """Time of the loop that the present part has taken."""
-        self._next: tuple[Place, Any] | None = next(self._parts)
+        self._next: tuple[Place, Any] | None = next(self._parts, None)
+        self._pages: Iterator[tuple[Place, Any]] = iter(())
+        """The rest of the answer of the present part, if it is made in parts."""
+        self._next_page: tuple[Place, Any] | None = None
+        self._page_parts = 0
+        """Number of the parts whose answers were made in parts."""
         self._place: Place = ()
         self._joined = JoinedAnswer(row, api.wire, version)
         self._reply: Reply | None = None
@@ -390,6 +397,37 @@ class WideRequest:
         self._next = next(self._parts, None)
         return part
 
+    @property
+    def is_answer(self) -> bool:
+        """True if only the answer is made in parts."""
+        return not self._row.asked
+
+    def begin_pages(self, answer: InParts) -> None:
+        """Go on with the answer of the present part, or of the request, which is made in parts."""
+        assert not self._place, "a slice has a bounded answer"
+        assert answer.answered == self._row.answered, (answer.answered, self._row)
+        self._page_parts += 1
+        size = self._size  # not `self`, or only a full collection would free the two
+        self._pages = answer.responses(lambda: size.elements)
+        self._next_page = next(self._pages, None)
+
+    @property
+    def has_page(self) -> bool:
+        """True if the answer of the present part has more."""
+        return self._next_page is not None
+
+    def next_page(self) -> Any:
+        """Return more of the answer of the present part; there must be some."""
+        assert self._next_page is not None, "the answer is complete"
+        place, page = self._next_page
+        self._place = ((self._page_parts, place[0]), *place[1:]) if place else ()
+        self._next_page = next(self._pages, None)
+        return page
+
+    def end_pages(self) -> None:
+        """Make no more of the answer of the present part, because that failed."""
+        self._pages, self._next_page, self._place = iter(()), None, ()
+
     def used(self, time_ns: int) -> None:
         """Count time of the loop that the present part has taken."""
         self._used_ns += time_ns
@@ -404,16 +442,18 @@ class WideRequest:
             self._joined.add(self._place, answer)
             if is_for_all:
                 self._next = None  # this error is the whole answer
+        if self._next_page is None:
+            self._place = ()
 
-    def part_over(self) -> None:
-        """Adapt the size of the next parts to the time of this one."""
-        self._size.took(self._used_ns)
+    def part_over(self, fits_ns: int = PART_NS) -> None:
+        """Adapt the size of the next parts to the time of this one. They may take `fits_ns`."""
+        self._size.took(self._used_ns, fits_ns)
         self._used_ns = 0
 
     @property
     def is_done(self) -> bool:
         """True if there is no further part."""
-        return self._next is None
+        return self._next is None and self._next_page is None
 
     @property
     def bytes(self) -> int:
@@ -506,6 +546,14 @@ class JoinedAnswer:
         holder, name = _holder(answer, self._names, depth), self._names[depth]
         items = getattr(holder, name)
         setattr(holder, name, [])
+        code = getattr(holder, "error_code", 0)
+        if depth and target.shell is not None:
+            before = getattr(_holder(target.shell, self._names, depth), "error_code", 0)
+            if code != before:
+                # An error of one slice is that of the whole element, which then has nothing else.
+                target.buffers, target.count = [], 0
+                target.shell = answer if code else target.shell
+                return
         if items:
             count = len(items)
             head, tail = self._ends(full, self._bytes(answer), count)
@@ -515,7 +563,6 @@ class JoinedAnswer:
         if target.shell is None:
             target.shell = answer
             return
-        code = getattr(holder, "error_code", 0)
         if code:
             _holder(target.shell, self._names, depth).error_code = code
         if not depth and self._row.join is not None:

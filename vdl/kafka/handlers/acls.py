@@ -10,11 +10,12 @@ command has few of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import ip_address
 
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later, Unbuilt
+from vdl.kafka.answer import Gathering, InParts, Later, Place, pages_of_lists
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.wire.create_acls import (
@@ -49,7 +50,7 @@ _TOO_MANY = "the ACL bindings of the cluster have reached their maximum size; re
 
 def handle_describe_acls(
     ctx: RequestContext, request: DescribeAclsRequest
-) -> DescribeAclsResponse | Unbuilt:
+) -> DescribeAclsResponse | InParts:
     """Return the bindings that a filter selects, by resource."""
     if ctx.server.authorizer is None:
         return DescribeAclsResponse(
@@ -67,20 +68,36 @@ def handle_describe_acls(
     )
     if complaint := filter_complaint(wanted):
         return DescribeAclsResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=complaint)
-    return Unbuilt(lambda: _described(ctx, wanted))
+    return InParts(ctx, "resources.acls", partial(_described, ctx, wanted))
 
 
-def _described(ctx: RequestContext, wanted: AclFilter) -> DescribeAclsResponse:
-    resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
+def _described(
+    ctx: RequestContext, wanted: AclFilter, size: Callable[[], int]
+) -> Iterator[tuple[Place, DescribeAclsResponse]]:
+    """Yield the resources and their bindings in parts."""
+
+    def page(resources: list[DescribeAclsResource]) -> DescribeAclsResponse:
+        return DescribeAclsResponse(error_message=None, resources=resources)
+
+    by_pattern: dict[tuple[int, str, int], list[AclBinding]] = {}
+    left = size()
     for binding in ctx.server.host.catalog.acls.matching(wanted):
+        if left <= 0:
+            yield (), page([])
+            left = size()
+        left -= 1
         pattern = binding.resource_type, binding.name, binding.pattern_type
-        resource = resources.get(pattern)
-        if resource is None:
-            resource = resources[pattern] = DescribeAclsResource(*pattern)
-        resource.acls.append(
-            AclDescription(binding.principal, binding.host, binding.operation, binding.permission)
-        )
-    return DescribeAclsResponse(error_message=None, resources=list(resources.values()))
+        by_pattern.setdefault(pattern, []).append(binding)
+    items = (
+        (DescribeAclsResource(*pattern), map(_description, bindings))
+        for pattern, bindings in by_pattern.items()
+    )
+    yield from pages_of_lists(page, "acls", items, size)
+    yield (), page([])
+
+
+def _description(binding: AclBinding) -> AclDescription:
+    return AclDescription(binding.principal, binding.host, binding.operation, binding.permission)
 
 
 def handle_create_acls(

@@ -7,10 +7,11 @@ separately. Descriptions come from this server's own applied catalog.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.answer import Gathering, Later, Unbuilt
+from vdl.kafka.answer import Gathering, InParts, Later, pages
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.wire.alter_client_quotas import (
@@ -47,33 +48,30 @@ _EXACT, _DEFAULT, _ANY = 0, 1, 2
 
 def handle_describe_client_quotas(
     ctx: RequestContext, request: DescribeClientQuotasRequest
-) -> DescribeClientQuotasResponse | Unbuilt:
+) -> DescribeClientQuotasResponse | InParts:
     """Return the entities that match all components and, with `strict`, have no others."""
     try:
         exact, any_of = _filter(request)
     except KafkaError as error:
         return _failed(error.code, error.message)
 
-    def build() -> DescribeClientQuotasResponse:
-        response = DescribeClientQuotasResponse(error_message=None, entries=[])
-        entries = response.entries
-        assert entries is not None
-        for entity, values in ctx.server.host.catalog.quotas.entities.items():
+    def found() -> Iterator[EntryData | None]:
+        for entity, values in list(ctx.server.host.catalog.quotas.entities.items()):
             names = dict(entity)
             if (
                 (not request.strict or len(names) == len(exact) + len(any_of))
                 and all(kind in names and names[kind] == name for kind, name in exact.items())
                 and any_of <= names.keys()
             ):
-                entries.append(
-                    EntryData(
-                        [EntityData(kind, name) for kind, name in entity],
-                        [ValueData(key, value) for key, value in sorted(values.items())],
-                    )
+                yield EntryData(
+                    [EntityData(kind, name) for kind, name in entity],
+                    [ValueData(key, value) for key, value in sorted(values.items())],
                 )
-        return response
+            else:
+                yield None
 
-    return Unbuilt(build)
+    first = DescribeClientQuotasResponse(error_message=None, entries=[])
+    return InParts(ctx, "entries", partial(pages, first, "entries", found()))
 
 
 def fail_describe_client_quotas(

@@ -15,7 +15,7 @@ Does not depend on how assignments are computed.
 from __future__ import annotations
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.answer import InParts, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.assignors import ASSIGNORS
 from vdl.kafka.groups.led_consumer_groups import Heartbeated, refusal_text
@@ -24,6 +24,7 @@ from vdl.kafka.groups.pattern_subscriptions import Sender
 from vdl.kafka.groups.target_computation import assignor_of
 from vdl.kafka.handlers.groups import (
     GROUP_OPERATIONS,
+    Members,
     describe_groups,
     described,
     group_coordinator,
@@ -254,17 +255,18 @@ def _heartbeat_response(outcome: Heartbeated) -> heartbeat_wire.ConsumerGroupHea
 
 def handle_consumer_group_describe(
     ctx: RequestContext, request: describe_wire.ConsumerGroupDescribeRequest
-) -> describe_wire.ConsumerGroupDescribeResponse | Later:
+) -> describe_wire.ConsumerGroupDescribeResponse | InParts | Later:
     """Return state and members of each group."""
 
-    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
-        _describe(ctx, target, machine)
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> Members | None:
+        members = _describe(ctx, target, machine)
         if request.include_authorized_operations and not target.error_code:
             target.authorized_operations = GROUP_OPERATIONS
+        return members
 
     targets = described(describe_wire.DescribedGroup, request.group_ids)
-    parts = Gathering(describe_wire.ConsumerGroupDescribeResponse(groups=targets))
-    return describe_groups(ctx, parts, targets, describe)
+    response = describe_wire.ConsumerGroupDescribeResponse(groups=targets)
+    return describe_groups(ctx, response, targets, describe)
 
 
 def fail_consumer_group_describe(
@@ -278,19 +280,25 @@ def fail_consumer_group_describe(
 
 def _describe(
     ctx: RequestContext, target: describe_wire.DescribedGroup, machine: Coordinator
-) -> None:
+) -> Members | None:
     group = machine.consumer.groups.get(target.group_id)
     if group is None:
         target.error_code = ErrorCode.GROUP_ID_NOT_FOUND
         is_other = machine.kind_of(target.group_id) is not None
         what = "is not a consumer group" if is_other else "not found"
         target.error_message = f"Group {target.group_id} {what}."
-        return
+        return None
     target.group_state = group.state.value
     target.group_epoch = group.epoch
     target.assignment_epoch = group.assignment_epoch
     target.assignor_name = assignor_of(group)
-    target.members = [_member(ctx, group, member) for member in group.members.values()]
+    members = list(group.members.values())
+    weights = [1 + len(member.assigned) + len(group.target(member.member_id)) for member in members]
+    each = (
+        (weight, _member(ctx, group, member))
+        for weight, member in zip(weights, members, strict=True)
+    )
+    return Members(sum(weights), each)
 
 
 def _member(ctx: RequestContext, group: ModernGroup, member: ModernMember) -> describe_wire.Member:

@@ -20,16 +20,18 @@ Does not depend on how groups are stored, or on their timers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, InParts, Later, Response
+from vdl.kafka.answer import Gathering, InParts, Later, Place, Response, pages
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.live_group import Joined, Synced
 from vdl.kafka.lookup import endpoint
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
 from vdl.kafka.wire import find_coordinator as find_wire
@@ -365,6 +367,7 @@ class _Described(Protocol):
 
     group_id: str
     error_code: int
+    members: Any
 
 
 Description = TypeVar("Description", bound=_Described)
@@ -383,24 +386,40 @@ def described(
     ]
 
 
+class Members(NamedTuple):
+    """Members of a group, to be described."""
+
+    weight: int
+    """Number of them and of what is assigned to them."""
+    each: Iterable[tuple[int, Any]]
+    """The weight and the description of each, made when its turn comes."""
+
+
 def describe_groups(
     ctx: RequestContext,
-    parts: Gathering[Response],
+    response: Response,
     targets: Sequence[Description],
-    describe: Callable[[Description, Coordinator], None],
-) -> Response | Later:
+    describe: Callable[[Description, Coordinator], Members | None],
+) -> Response | InParts | Later:
     """Return the answer, with each group described after a quorum confirmed its coordinator.
 
     A group that cannot be described gets an error; one that already has an error is left as it is.
-    A group that is repeated too often gets INVALID_REQUEST.
+    A group that is repeated too often gets INVALID_REQUEST. A large group is described in parts.
     """
     groups, repeats = group_coordinator(ctx), ctx.repeats("group")
+    parts: Gathering[Response | InParts] = Gathering(response)
+    large: list[tuple[Description, Members]] = []
 
     def read(target: Description, error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
             target.error_code = error
-        else:
-            describe(target, machine)
+        elif (members := describe(target, machine)) is not None:
+            if members.weight > PART_ELEMENTS:
+                large.append((target, members))
+                described = partial(_pages_of_members, response, large)
+                parts.response = InParts(ctx, "groups.members", described)
+            else:
+                target.members = [member for _, member in members.each]
         parts.arrived()
 
     for target in targets:
@@ -414,20 +433,39 @@ def describe_groups(
     return parts.result()
 
 
+def _pages_of_members(
+    first: Any, large: Sequence[tuple[Any, Members]], size: Callable[[], int]
+) -> Iterator[tuple[Place, Any]]:
+    """Yield `first` without large groups, then these."""
+    kind = type(first)
+    first.groups = [one for one in first.groups if all(one is not target for target, _ in large)]
+    yield (), first
+    for number, (target, members) in enumerate(large):
+        some: list[Any] = []
+        left = size()
+        for weight, member in members.each:
+            some.append(member)
+            left -= weight
+            if left <= 0:
+                yield (number,), kind(groups=[replace(target, members=some)])
+                some, left = [], size()
+        yield (number,), kind(groups=[replace(target, members=some)])
+
+
 def handle_describe_groups(
     ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
-) -> describe_wire.DescribeGroupsResponse | Later:
+) -> describe_wire.DescribeGroupsResponse | InParts | Later:
     """Return state and members of each group."""
 
-    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> Members | None:
         kind = machine.kind_of(target.group_id)
-        _describe(target, machine.group(target.group_id), kind, ctx.api_version)
         if request.include_authorized_operations:
             target.authorized_operations = GROUP_OPERATIONS
+        return _describe(target, machine.group(target.group_id), kind, ctx.api_version)
 
     targets = [describe_wire.DescribedGroup(group_id=group_id) for group_id in request.groups]
-    parts = Gathering(describe_wire.DescribeGroupsResponse(groups=targets))
-    return describe_groups(ctx, parts, targets, describe)
+    response = describe_wire.DescribeGroupsResponse(groups=targets)
+    return describe_groups(ctx, response, targets, describe)
 
 
 def fail_describe_groups(
@@ -447,31 +485,39 @@ def _describe(
     group: ConsumerGroup | None,
     kind: GroupKind | None,
     version: int,
-) -> None:
+) -> Members | None:
     if group is None:
         target.group_state = "Dead"
         if version >= 6:
             target.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             what = "not found" if kind is None else "is not a classic group"
             target.error_message = f"Group {target.group_id} {what}."
-        return
+        return None
     target.group_state = _STATE_NAMES[group.state]
     target.protocol_type = group.protocol_type
     # Subscriptions and assignments are consistent only once the generation is complete.
     stable = group.state is GroupState.STABLE
+    protocol = group.protocol_name
     if stable:
-        target.protocol_data = group.protocol_name or ""
-    target.members = [
-        describe_wire.DescribedGroupMember(
-            member_id=member.member_id,
-            group_instance_id=member.group_instance_id,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            member_metadata=member.metadata(group.protocol_name) if stable else b"",
-            member_assignment=member.assignment if stable else b"",
-        )
-        for member in group.members.values()
-    ]
+        target.protocol_data = protocol or ""
+    members = list(group.members.values())
+    return Members(
+        len(members),
+        (
+            (
+                1,
+                describe_wire.DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(protocol) if stable else b"",
+                    member_assignment=member.assignment if stable else b"",
+                ),
+            )
+            for member in members
+        ),
+    )
 
 
 def handle_list_groups(
@@ -484,7 +530,8 @@ def handle_list_groups(
     groups = group_coordinator(ctx)
     machines: list[Coordinator] = []
     first = list_wire.ListGroupsResponse()
-    parts = Gathering(InParts(ctx, "groups", partial(_pages, request, first, machines)))
+    wanted = _wanted(request, machines)
+    parts = Gathering(InParts(ctx, "groups", partial(pages, first, "groups", wanted)))
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is not None:
@@ -506,27 +553,18 @@ def handle_list_groups(
     return parts.result()
 
 
-def _pages(
-    request: list_wire.ListGroupsRequest,
-    page: list_wire.ListGroupsResponse,
-    machines: Sequence[Coordinator],
-    size: Callable[[], int],
-) -> Iterator[list_wire.ListGroupsResponse]:
-    """Yield the groups that are wanted, after `size()` were looked at. `page`: the first one."""
+def _wanted(
+    request: list_wire.ListGroupsRequest, machines: Iterable[Coordinator]
+) -> Iterator[list_wire.ListedGroup | None]:
+    """Yield each group that is wanted; None for another."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
-    left = size()
     for machine in machines:
         for listed in _listed(machine):
-            if not left:
-                yield page
-                page, left = list_wire.ListGroupsResponse(), size()
-            left -= 1
-            if (not states or listed.group_state.lower() in states) and (
+            is_wanted = (not states or listed.group_state.lower() in states) and (
                 not types or listed.group_type in types
-            ):
-                page.groups.append(listed)
-    yield page
+            )
+            yield listed if is_wanted else None
 
 
 def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:

@@ -18,14 +18,15 @@ server may know of them already, and have answered the creation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ids import NO_LEADER, GroupId, ServerId
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later, Unbuilt
+from vdl.kafka.answer import InParts, Later, Place, Unbuilt, pages_of_lists
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.leaders import when_led
 from vdl.kafka.host import Host
@@ -38,7 +39,7 @@ from vdl.kafka.lookup import (
     endpoint,
     find_topic,
 )
-from vdl.kafka.parts import PAGE_ELEMENTS, names_of_page
+from vdl.kafka.parts import PAGE_ELEMENTS, PART_ELEMENTS, names_of_page
 from vdl.kafka.permissions.mutation_quota import Creation
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
@@ -74,8 +75,9 @@ TOPIC_OPERATIONS = _operations(3, 4, 5, 6, 7, 8, 10, 11)
 """All operations on a topic, as a bit field of Kafka's AclOperation (KIP-430)."""
 CLUSTER_OPERATIONS = _operations(5, 7, 8, 9, 10, 11, 12)
 """All operations on a cluster."""
-_PARTITIONS_DESCRIBED_MAX = 2_000
-"""`max.request.partition.size.limit`."""
+_PARTITIONS_DESCRIBED_MAX = 500
+"""Partitions of one page, which is made in one turn: 5 ms. A client requests the next one with the
+cursor that it is given. (`max.request.partition.size.limit` of Kafka is 2,000.)"""
 
 
 class View:
@@ -177,17 +179,10 @@ class View:
         if is_led and lost_ns > self.ctx.loss_reported_ns:
             self.replaced.add(server_id)
 
-    def topic(self, topic: Topic, *, with_operations: bool = False) -> MetadataResponseTopic:
-        """Return one topic with all its partitions, and the allowed operations if requested."""
-        return MetadataResponseTopic(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            is_internal=topic.topic_id in INTERNAL_IDS,
-            partitions=[
-                self.partition(group_id, index) for index, group_id in enumerate(topic.partitions)
-            ],
-            topic_authorized_operations=TOPIC_OPERATIONS if with_operations else NOT_ASKED,
-        )
+    def partitions(self, topic: Topic) -> Iterator[MetadataResponsePartition]:
+        """Yield all partitions of a topic."""
+        for index, group_id in enumerate(topic.partitions):
+            yield self.partition(group_id, index)
 
     def brokers(self) -> list[MetadataResponseBroker]:
         """Return the servers to which clients may connect.
@@ -231,11 +226,15 @@ class View:
         )
 
 
+Told = tuple[MetadataResponseTopic, Topic | None]
+"""A topic in the answer, without its partitions; and the topic, unless it is unknown."""
+
+
 def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
     """Return servers and topics; create missing topics if requested."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, None, lambda view: _everything(view, request))
+        return _confirmed(ctx, request, None, lambda: _everything(ctx, request))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -263,7 +262,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, request, asked, Creation(ctx, missing[:fit]))
     return _confirmed(
-        ctx, lambda: _found(ctx, asked), lambda view: _some(view, request, asked, frozenset())
+        ctx, request, lambda: _found(ctx, asked), lambda: _some(ctx, request, asked, {})
     )
 
 
@@ -281,8 +280,9 @@ def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> Me
 
 def _confirmed(
     ctx: RequestContext,
+    request: MetadataRequest,
     topics: Callable[[], Iterable[Topic]] | None,
-    answer: Callable[[View], MetadataResponse],
+    told: Callable[[], Iterator[Told]],
 ) -> Later:
     """Answer once new partitions have leaders, the set of running servers is certain, and leaders
     that are lost or give way have successors.
@@ -296,7 +296,7 @@ def _confirmed(
 
     def confirmed(is_heard: bool) -> None:
         def answer_now() -> None:
-            later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
+            later.complete(_answer(ctx, request, told, is_heard=is_heard))
 
         host, now_ns = server.host, server.clock.now_ns()
         is_electing = host.unled_ns and now_ns - host.unled_ns < _SUCCESSOR_NS_MAX
@@ -392,45 +392,105 @@ def _found(ctx: RequestContext, asked: list[MetadataRequestTopic]) -> Iterator[T
             yield topic
 
 
-def _everything(view: View, request: MetadataRequest) -> MetadataResponse:
-    operations = request.include_topic_authorized_operations
-    topics = [view.topic(topic, with_operations=operations) for topic in all_topics(view.ctx)]
-    return _response(view, request, topics)
+def _everything(ctx: RequestContext, request: MetadataRequest) -> Iterator[Told]:
+    """Yield all topics."""
+    for topic in all_topics(ctx):
+        yield _topic(request, topic), topic
 
 
 def _some(
-    view: View,
+    ctx: RequestContext,
     request: MetadataRequest,
     asked: list[MetadataRequestTopic],
-    creating: frozenset[str],
-) -> MetadataResponse:
-    """Answer the requested topics, once each. Those in `creating` are not reported as unknown."""
-    topics: list[MetadataResponseTopic] = []
+    creating: Mapping[str, ErrorCode],
+) -> Iterator[Told]:
+    """Yield the requested topics, once each. `creating`: errors of those that are not unknown."""
     for name, topic_id in _wanted(asked):
         key = name if topic_id == NO_TOPIC_ID else topic_id
-        topic = None if key is None else find_topic(view.ctx, key)
+        topic = None if key is None else find_topic(ctx, key)
         if topic_id != NO_TOPIC_ID:
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             if topic is None and topic_name_complaint(name or ""):
                 missing = ErrorCode.INVALID_TOPIC_EXCEPTION
-            elif name in creating:
-                missing = ErrorCode.LEADER_NOT_AVAILABLE
+            else:
+                missing = creating.get(name or "", missing)
         if topic is not None:
-            operations = request.include_topic_authorized_operations
-            topics.append(view.topic(topic, with_operations=operations))
+            yield _topic(request, topic), topic
         else:
-            topics.append(MetadataResponseTopic(error_code=missing, name=name, topic_id=topic_id))
-    return _response(view, request, topics)
+            yield MetadataResponseTopic(error_code=missing, name=name, topic_id=topic_id), None
+
+
+def _topic(request: MetadataRequest, topic: Topic) -> MetadataResponseTopic:
+    """Return a topic without its partitions; with the allowed operations if requested."""
+    operations = request.include_topic_authorized_operations
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.topic_id in INTERNAL_IDS,
+        topic_authorized_operations=TOPIC_OPERATIONS if operations else NOT_ASKED,
+    )
+
+
+def _answer(
+    ctx: RequestContext,
+    request: MetadataRequest,
+    told: Callable[[], Iterator[Told]],
+    *,
+    is_heard: bool = True,
+    wait_ms: int = 0,
+) -> InParts | Unbuilt:
+    """Return the answer with the topics that `told` yields; in parts if they have many partitions.
+
+    `is_heard`: see `View`. `wait_ms`: throttle time.
+    """
+    left = PART_ELEMENTS
+    for _, topic in told():
+        left -= 1 if topic is None else len(topic.partitions)
+        if left < 0:
+            pages = partial(_pages, ctx, request, told, is_heard, wait_ms)
+            return InParts(ctx, "topics.partitions", pages)
+
+    def build() -> MetadataResponse:
+        view = View(ctx, is_heard=is_heard)
+        topics = []
+        for answer, topic in told():
+            if topic is not None:
+                answer.partitions = list(view.partitions(topic))
+            topics.append(answer)
+        return _response(view, request, topics, wait_ms)
+
+    return Unbuilt(build)
+
+
+def _pages(
+    ctx: RequestContext,
+    request: MetadataRequest,
+    told: Callable[[], Iterator[Told]],
+    is_heard: bool,
+    wait_ms: int,
+    size: Callable[[], int],
+) -> Iterator[tuple[Place, MetadataResponse]]:
+    """Yield an answer in parts. The brokers, among them all leaders, are in the last one."""
+    view = View(ctx, is_heard=is_heard)
+    first = _response(view, request, [], wait_ms)
+    first.brokers = []
+    yield (), first
+    items = ((answer, () if topic is None else view.partitions(topic)) for answer, topic in told())
+    yield from pages_of_lists(
+        lambda topics: MetadataResponse(topics=topics), "partitions", items, size
+    )
+    yield (), _response(view, request, [], wait_ms)
 
 
 def _response(
-    view: View, request: MetadataRequest, topics: list[MetadataResponseTopic]
+    view: View, request: MetadataRequest, topics: list[MetadataResponseTopic], wait_ms: int
 ) -> MetadataResponse:
     connection = view.ctx.connection
     connection.loss_reported_ns = max(connection.loss_reported_ns, view.lost_ns)
     return MetadataResponse(
+        throttle_time_ms=wait_ms,
         brokers=view.brokers(),
         cluster_id=view.ctx.server.host.cluster_id,
         controller_id=view.controller_id(),
@@ -451,7 +511,7 @@ def _create(
     server = ctx.server
     later = Later()
     missing = creation.names
-    names = frozenset(missing)
+    creating = dict.fromkeys(missing, ErrorCode.LEADER_NOT_AVAILABLE)
     command = CreateTopics(
         topics=[NewTopic(name, server.random_bytes(16)) for name in missing],
         default_partitions=server.config.num_partitions,
@@ -460,18 +520,10 @@ def _create(
         replicas_per_server_max=server.config.replicas_per_server_max,
         counts_each_server=True,
     )
-    refused: dict[str, ErrorCode] = {}
-
-    def build() -> MetadataResponse:
-        response = _some(View(ctx), request, asked, names)
-        for topic in response.topics:
-            if topic.name in refused:
-                topic.error_code = refused[topic.name]
-        response.throttle_time_ms = creation.wait_ms
-        return response
 
     def answer() -> None:
-        later.complete(Unbuilt(build))
+        told = partial(_some, ctx, request, asked, creating)
+        later.complete(_answer(ctx, request, told, wait_ms=creation.wait_ms))
 
     def created(outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
@@ -483,7 +535,7 @@ def _create(
         for topic in outcome.result.topics:
             # Not being created: without this error a client would retry for ever.
             if topic.error is ErrorCode.POLICY_VIOLATION:
-                refused[topic.name] = topic.error
+                creating[topic.name] = topic.error
                 server.topics_refused += 1
         topics = server.host.catalog.topics
         groups = [group for name in missing if name in topics for group in topics[name].partitions]

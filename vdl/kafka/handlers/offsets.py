@@ -27,17 +27,20 @@ Does not depend on group membership, or on who may commit (the state machine dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from ids import NO_OFFSET, Offset
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.answer import Gathering, InParts, Later, Place, pages_of_lists
 from vdl.kafka.context import RequestContext
+from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import find_topic
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
@@ -51,6 +54,9 @@ _TOPIC_IDS_FROM = 10
 _REPEATED_PLACES_MAX = 1_000
 """Maximum number of repeated partitions in one request. Each has at most
 `offset.metadata.max.bytes` of text."""
+
+_SORTED_IN_TIME_OF_ONE = 16
+"""Offsets that are sorted by topic in the time that one takes in an answer."""
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 
@@ -188,7 +194,7 @@ def position_of(
 
 def handle_offset_fetch(
     ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
-) -> fetch_wire.OffsetFetchResponse | Later:
+) -> fetch_wire.OffsetFetchResponse | InParts | Later:
     """Return the committed offsets; -1 where there is none.
 
     A partition that is repeated too often gets INVALID_REQUEST.
@@ -202,30 +208,25 @@ def handle_offset_fetch(
         if machine is None:
             later.complete(fail_offset_fetch(request, ctx.api_version, error))
             return
+        positions = _Positions(
+            ctx,
+            machine,
+            request.group_id,
+            repeats,
+            request.require_stable,
+            fetch_wire.OffsetFetchResponsePartition,
+        )
+        if asked is None and positions.are_many:
+            later.complete(InParts(ctx, "topics.partitions", partial(_pages_before_v8, positions)))
+            return
         response = fetch_wire.OffsetFetchResponse()
-        for name, indexes in _wanted(ctx, machine.offsets, request.group_id, asked):
-            topic = fetch_wire.OffsetFetchResponseTopic(name=name)
-            response.topics.append(topic)
-            for index in indexes:
-                place = request.group_id, name, index
-                if repeats.refuses(place):
-                    topic.partitions.append(
-                        fetch_wire.OffsetFetchResponsePartition(
-                            index, NO_OFFSET, error_code=ErrorCode.INVALID_REQUEST
-                        )
-                    )
-                    continue
-                found = _current(ctx, machine.offsets, *place)
-                partition = fetch_wire.OffsetFetchResponsePartition(
-                    index, found.offset, found.leader_epoch, found.metadata
-                )
-                if request.require_stable and machine.pending.is_unstable(*place):
-                    partition = fetch_wire.OffsetFetchResponsePartition(
-                        index, NO_OFFSET, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT
-                    )
-                if ctx.api_version == 0 and found.offset == NO_OFFSET:
-                    partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                topic.partitions.append(partition)
+        for name, indexes in positions.wanted(asked):
+            told = positions.of(name, indexes)
+            response.topics.append(fetch_wire.OffsetFetchResponseTopic(name, told))
+            if ctx.api_version == 0:
+                for one in told:
+                    if one.committed_offset == NO_OFFSET and not one.error_code:
+                        one.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         later.complete(response)
 
     group_coordinator(ctx).read(request.group_id, later.step(read))
@@ -263,10 +264,17 @@ def fail_offset_fetch(
 
 def _fetch_groups(
     ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
-) -> fetch_wire.OffsetFetchResponse | Later:
+) -> fetch_wire.OffsetFetchResponse | InParts | Later:
     """Answer v8+: each group through its own coordinator, here or not."""
     groups = group_coordinator(ctx)
-    parts = Gathering(fetch_wire.OffsetFetchResponse())
+    response = fetch_wire.OffsetFetchResponse()
+    parts: Gathering[fetch_wire.OffsetFetchResponse | InParts] = Gathering(response)
+    large: list[
+        tuple[
+            fetch_wire.OffsetFetchResponseGroup,
+            _Positions[fetch_wire.OffsetFetchResponsePartitions],
+        ]
+    ] = []
     whole_groups = ctx.repeats("group")
     places = ctx.repeats("place", _REPEATED_PLACES_MAX)
 
@@ -283,13 +291,26 @@ def _fetch_groups(
             fill = _fill_group_by_id if ctx.api_version >= _TOPIC_IDS_FROM else _fill_group
             repeats = Repeats() if group.topics is None else places
             group_id = group.group_id
-            positions = _Positions(ctx, machine, group_id, repeats, request.require_stable)
-            fill(ctx, target, positions, group.topics)
+            positions = _Positions(
+                ctx,
+                machine,
+                group_id,
+                repeats,
+                request.require_stable,
+                fetch_wire.OffsetFetchResponsePartitions,
+            )
+            if group.topics is None and positions.are_many:
+                large.append((target, positions))
+                parts.response = InParts(
+                    ctx, "groups.topics.partitions", partial(_pages, response, large)
+                )
+            else:
+                fill(ctx, target, positions, group.topics)
         parts.arrived()
 
     for group in request.groups:
         target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
-        parts.response.groups.append(target)
+        response.groups.append(target)
         if group.topics is None and whole_groups.refuses(group.group_id):
             target.error_code = ErrorCode.INVALID_REQUEST
             continue
@@ -298,8 +319,16 @@ def _fetch_groups(
     return parts.result()
 
 
+Position = TypeVar(
+    "Position",
+    fetch_wire.OffsetFetchResponsePartition,
+    fetch_wire.OffsetFetchResponsePartitions,
+)
+"""A partition in the answer, as before v8 and since."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Positions:
+class _Positions(Generic[Position]):
     """Committed offsets of a group, as one request reads them."""
 
     ctx: RequestContext
@@ -307,25 +336,133 @@ class _Positions:
     group_id: str
     repeats: Repeats
     requires_stable: bool
+    told: type[Position]
+
+    @property
+    def are_many(self) -> bool:
+        """True if all of them are more than what is answered in one turn."""
+        return len(self.machine.offsets.of(self.group_id)) > PART_ELEMENTS
+
+    @property
+    def error(self) -> ErrorCode:
+        """The error if this is not the coordinator any more: then some may be missing by now."""
+        led = group_coordinator(self.ctx).find(self.group_id)
+        is_here = isinstance(led, LedCoordinator) and led.machine is self.machine
+        return ErrorCode.NONE if is_here else ErrorCode.NOT_COORDINATOR
 
     def wanted(self, asked: list[tuple[str, list[int]]] | None) -> list[tuple[str, list[int]]]:
         """Return (topic, partitions) to be answered; `asked` is None for all."""
-        return _wanted(self.ctx, self.machine.offsets, self.group_id, asked)
+        if asked is not None:
+            return asked
+        found: dict[str, list[int]] = {}
+        for name, index in sorted(self.machine.offsets.of(self.group_id)):
+            if self._current(name, index) is not _NONE:
+                found.setdefault(name, []).append(index)
+        return list(found.items())
 
-    def of(self, name: str, indexes: list[int]) -> list[fetch_wire.OffsetFetchResponsePartitions]:
+    def by_topic(self, into: dict[str, list[int]], size: Callable[[], int]) -> Iterator[None]:
+        """Sort all of them into `into`, by topic. Yield between the turns."""
+        left = size() * _SORTED_IN_TIME_OF_ONE
+        for name, index in list(self.machine.offsets.of(self.group_id)):
+            if left <= 0:
+                yield
+                left = size() * _SORTED_IN_TIME_OF_ONE
+            left -= 1
+            into.setdefault(name, []).append(index)
+
+    def all_in(self, name: str, indexes: list[int]) -> Iterator[Position | None]:
+        """Yield the answers for partitions of a topic; None for one without an offset now."""
+        for index in sorted(indexes):
+            told = self._of(name, index)
+            yield told if told.committed_offset != NO_OFFSET or told.error_code else None
+
+    def of(self, name: str, indexes: list[int]) -> list[Position]:
         """Return the answers for partitions of a topic."""
         return [self._of(name, index) for index in indexes]
 
-    def _of(self, name: str, index: int) -> fetch_wire.OffsetFetchResponsePartitions:
+    def _of(self, name: str, index: int) -> Position:
         place = self.group_id, name, index
         if self.repeats.refuses(place):
-            return _without_position(index, ErrorCode.INVALID_REQUEST)
+            return self.told(index, NO_OFFSET, error_code=ErrorCode.INVALID_REQUEST)
         if self.requires_stable and self.machine.pending.is_unstable(*place):
-            return _without_position(index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
-        found = _current(self.ctx, self.machine.offsets, *place)
-        return fetch_wire.OffsetFetchResponsePartitions(
-            index, found.offset, found.leader_epoch, found.metadata
-        )
+            return self.told(index, NO_OFFSET, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        found = self._current(name, index)
+        return self.told(index, found.offset, found.leader_epoch, found.metadata)
+
+    def _current(self, name: str, index: int) -> CommittedOffset:
+        return _current(self.ctx, self.machine.offsets, self.group_id, name, index)
+
+
+def _pages_before_v8(
+    positions: _Positions[fetch_wire.OffsetFetchResponsePartition], size: Callable[[], int]
+) -> Iterator[tuple[Place, fetch_wire.OffsetFetchResponse]]:
+    """Yield all offsets of a group."""
+
+    def page(
+        topics: list[fetch_wire.OffsetFetchResponseTopic],
+    ) -> fetch_wire.OffsetFetchResponse:
+        return fetch_wire.OffsetFetchResponse(topics=topics, error_code=positions.error)
+
+    yield (), page([])
+    found: dict[str, list[int]] = {}
+    for _ in positions.by_topic(found, size):
+        yield (), page([])
+    topics = (
+        (fetch_wire.OffsetFetchResponseTopic(name), positions.all_in(name, indexes))
+        for name, indexes in found.items()
+    )
+    yield from pages_of_lists(page, "partitions", topics, size)
+
+
+def _pages(
+    first: fetch_wire.OffsetFetchResponse,
+    large: list[
+        tuple[
+            fetch_wire.OffsetFetchResponseGroup,
+            _Positions[fetch_wire.OffsetFetchResponsePartitions],
+        ]
+    ],
+    size: Callable[[], int],
+) -> Iterator[tuple[Place, fetch_wire.OffsetFetchResponse]]:
+    """Yield `first`, then all offsets of large groups."""
+    first.groups = [one for one in first.groups if all(one is not target for target, _ in large)]
+    yield (), first
+    for number, (_, positions) in enumerate(large):
+
+        def page(
+            topics: list[fetch_wire.OffsetFetchResponseTopics],
+            of: _Positions[fetch_wire.OffsetFetchResponsePartitions] = positions,
+        ) -> fetch_wire.OffsetFetchResponse:
+            group = fetch_wire.OffsetFetchResponseGroup(of.group_id, topics, of.error)
+            return fetch_wire.OffsetFetchResponse(groups=[group])
+
+        place = (number,)
+        yield place, page([])
+        found: dict[str, list[int]] = {}
+        for _ in positions.by_topic(found, size):
+            yield place, page([])
+        yield from pages_of_lists(page, "partitions", _topics(positions, found), size, place)
+
+
+def _topics(
+    positions: _Positions[fetch_wire.OffsetFetchResponsePartitions], found: dict[str, list[int]]
+) -> Iterator[
+    tuple[
+        fetch_wire.OffsetFetchResponseTopics,
+        Iterator[fetch_wire.OffsetFetchResponsePartitions | None],
+    ]
+]:
+    """Yield the topics of a group, and their partitions. From v10 on they have ids, and unknown
+    topics are left out."""
+    ctx = positions.ctx
+    for name, indexes in found.items():
+        topic = fetch_wire.OffsetFetchResponseTopics(name)
+        if ctx.api_version >= _TOPIC_IDS_FROM:
+            known = find_topic(ctx, name)
+            if known is None:
+                continue
+            topic.topic_id = known.topic_id
+        yield topic, positions.all_in(name, indexes)
 
 
 def _without_position(index: int, code: ErrorCode) -> fetch_wire.OffsetFetchResponsePartitions:
@@ -335,7 +472,7 @@ def _without_position(index: int, code: ErrorCode) -> fetch_wire.OffsetFetchResp
 def _fill_group(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    positions: _Positions,
+    positions: _Positions[fetch_wire.OffsetFetchResponsePartitions],
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
 ) -> None:
     del ctx
@@ -348,7 +485,7 @@ def _fill_group(
 def _fill_group_by_id(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    positions: _Positions,
+    positions: _Positions[fetch_wire.OffsetFetchResponsePartitions],
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
 ) -> None:
     """Fill in the answer for v10+. In the answer of all topics, unknown topics are left out."""
@@ -405,22 +542,6 @@ def _asked(
     if topics is None:
         return None
     return [(topic.name, topic.partition_indexes) for topic in topics]
-
-
-def _wanted(
-    ctx: RequestContext,
-    offsets: Offsets,
-    group_id: str,
-    asked: list[tuple[str, list[int]]] | None,
-) -> list[tuple[str, list[int]]]:
-    """Return the (topic, partitions) to answer: those requested, or all with a committed offset."""
-    if asked is not None:
-        return asked
-    found: dict[str, list[int]] = {}
-    for name, index in sorted(offsets.of(group_id)):
-        if _current(ctx, offsets, group_id, name, index) is not _NONE:
-            found.setdefault(name, []).append(index)
-    return list(found.items())
 
 
 # --- OffsetDelete --------------------------------------------------------------------------------

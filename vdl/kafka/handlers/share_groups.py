@@ -10,13 +10,14 @@ Does not depend on records, or on sessions of fetches.
 from __future__ import annotations
 
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.answer import InParts, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.led_share_groups import MEMBERS_MAX
 from vdl.kafka.handlers.groups import (
     GROUP_OPERATIONS,
+    Members,
     describe_groups,
     described,
     group_coordinator,
@@ -32,7 +33,13 @@ from vdl.kafka.wire.share_group_heartbeat import (
 from vdl.state.commands import JoinShareGroup, LeaveShareGroup
 from vdl.state.coordinator import Coordinator
 from vdl.state.group_kinds import GroupKind
-from vdl.state.share_groups import Place, ShareGroup, ShareGroupChanged, topics_after
+from vdl.state.share_groups import (
+    Place,
+    ShareGroup,
+    ShareGroupChanged,
+    ShareMember,
+    topics_after,
+)
 
 _JOIN_EPOCH = 0
 _LEAVE_EPOCH = -1
@@ -213,19 +220,19 @@ def _by_topic(places: tuple[Place, ...]) -> dict[bytes, list[int]]:
 # --- ShareGroupDescribe --------------------------------------------------------------------------
 def handle_share_group_describe(
     ctx: RequestContext, request: describe_wire.ShareGroupDescribeRequest
-) -> describe_wire.ShareGroupDescribeResponse | Later:
+) -> describe_wire.ShareGroupDescribeResponse | InParts | Later:
     """Return state and members of each group."""
     if not share_groups_enabled(ctx):
         return fail_share_group_describe(request, ctx.api_version, ErrorCode.UNSUPPORTED_VERSION)
 
-    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
-        _describe(target, machine)
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> Members | None:
         if request.include_authorized_operations:
             target.authorized_operations = GROUP_OPERATIONS
+        return _describe(target, machine)
 
     targets = described(describe_wire.DescribedGroup, request.group_ids)
-    parts = Gathering(describe_wire.ShareGroupDescribeResponse(groups=targets))
-    return describe_groups(ctx, parts, targets, describe)
+    response = describe_wire.ShareGroupDescribeResponse(groups=targets)
+    return describe_groups(ctx, response, targets, describe)
 
 
 def fail_share_group_describe(
@@ -237,7 +244,7 @@ def fail_share_group_describe(
     )
 
 
-def _describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
+def _describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> Members | None:
     kind = machine.kind_of(target.group_id)
     group = machine.share.groups.groups.get(target.group_id)
     if group is None:
@@ -248,26 +255,34 @@ def _describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> Non
             if kind is None
             else f"Group {target.group_id} is not a share group."
         )
-        return
+        return None
     names = {topic.topic_id: topic.name for topic in group.topics.values()}
     target.group_state = group.state_name
     target.group_epoch = target.assignment_epoch = group.epoch
     target.assignor_name = ASSIGNOR
-    for member in group.members.values():
-        places = group.assignment.get(member.member_id, ())
-        target.members.append(
-            describe_wire.Member(
-                member.member_id,
-                member.rack_id or None,
-                group.epoch,
-                member.client_id,
-                member.client_host,
-                list(member.topic_names),
-                describe_wire.Assignment(
-                    [
-                        describe_wire.TopicPartitions(topic_id, names[topic_id], indexes)
-                        for topic_id, indexes in _by_topic(places).items()
-                    ]
-                ),
-            )
-        )
+    members = list(group.members.values())
+    places = [group.assignment.get(member.member_id, ()) for member in members]
+    each = (
+        (1 + len(some), _member(group, names, member, some))
+        for member, some in zip(members, places, strict=True)
+    )
+    return Members(len(members) + sum(map(len, places)), each)
+
+
+def _member(
+    group: ShareGroup, names: dict[bytes, str], member: ShareMember, places: tuple[Place, ...]
+) -> describe_wire.Member:
+    return describe_wire.Member(
+        member.member_id,
+        member.rack_id or None,
+        group.epoch,
+        member.client_id,
+        member.client_host,
+        list(member.topic_names),
+        describe_wire.Assignment(
+            [
+                describe_wire.TopicPartitions(topic_id, names[topic_id], indexes)
+                for topic_id, indexes in _by_topic(places).items()
+            ]
+        ),
+    )

@@ -21,18 +21,21 @@ Does not depend on how a transaction ends, or on how its participants learn of i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 from ids import NO_INDEX, GroupId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.answer import Gathering, InParts, Later, Paused, pages
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
 from vdl.kafka.limits.pattern_work import Found
 from vdl.kafka.lookup import find_topic, is_internal
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.transactions.led_transactions import LedTransactions
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.kafka.views.transactions_topic import topics_of
@@ -601,7 +604,7 @@ def fail_describe_transactions(
 
 def handle_list_transactions(
     ctx: RequestContext, request: list_wire.ListTransactionsRequest
-) -> list_wire.ListTransactionsResponse | Later:
+) -> list_wire.ListTransactionsResponse | InParts | Paused | Later:
     """List the transactions that this server coordinates. KIP-664.
 
     A pattern that was not used before is compiled first, off the loop.
@@ -619,10 +622,10 @@ def handle_list_transactions(
 
 def _list_transactions(
     ctx: RequestContext, request: list_wire.ListTransactionsRequest
-) -> list_wire.ListTransactionsResponse | Later:
+) -> list_wire.ListTransactionsResponse | InParts | Paused | Later:
     """Match a pattern only with ids that the client may describe.
 
-    Neither the answer nor its duration reveals anything about other ids.
+    Neither the answer nor the time of the match reveals anything about other ids.
     """
     known_names = {*STATE_NAMES.values(), *_OTHER_STATES}
     response = list_wire.ListTransactionsResponse(
@@ -637,7 +640,7 @@ def _list_transactions(
         return response
     now_ms = ctx.server.host.agreed_ms()
     producers = set(request.producer_id_filters)
-    parts = Gathering(response)
+    machines: list[Coordinator] = []
 
     def is_wanted(known: TransactionalId) -> bool:
         if states and STATE_NAMES[known.state] not in states:
@@ -649,32 +652,18 @@ def _list_transactions(
         )
 
     def read(led: LedTransactions, current: bool) -> None:
-        if not current:
-            response.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-            parts.arrived()
-            return
-        wanted = {
-            name: list_wire.TransactionState(name, known.producer_id, STATE_NAMES[known.state])
-            for name, known in sorted(led.machine.transactions.ids.items())
-            if is_wanted(known)
-        }
-        if not pattern:
-            response.transaction_states += wanted.values()
-            parts.arrived()
-            return
-        names = [name for name in wanted if _may_describe(ctx, name)]
-        matched = parts.later.step(lambda found: take(wanted, found[0]))
-        if work.match(ctx.asker, [(pattern, names)], matched) is None:
-            response.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            parts.arrived()
-
-    def take(wanted: dict[str, list_wire.TransactionState], found: Found) -> None:
-        if isinstance(found, BadPattern):
-            response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+        if current:
+            machines.append(led.machine)
         else:
-            response.transaction_states += [wanted[name] for name in found]
+            response.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         parts.arrived()
 
+    wanted = (known if is_wanted(known) else None for known in _all_of(machines))
+    parts: Gathering[InParts | Paused]
+    if pattern:
+        parts = Gathering(_Matching(ctx, pattern, response, wanted).pause())
+    else:
+        parts = Gathering(_listed(ctx, response, wanted))
     transactions = transaction_coordinator(ctx)
     for led in transactions.all_here():
         if isinstance(led, ErrorCode):
@@ -683,6 +672,80 @@ def _list_transactions(
             parts.expect()
             transactions.read(led, parts.later.step(partial(read, led)))
     return parts.result()
+
+
+def _all_of(machines: Iterable[Coordinator]) -> Iterator[TransactionalId]:
+    """Yield all transactional ids of coordinators, each as it is when its turn comes."""
+    for machine in machines:
+        ids = machine.transactions.ids
+        for name in list(ids):
+            if name in ids:
+                yield ids[name]
+
+
+def _listed(
+    ctx: RequestContext,
+    first: list_wire.ListTransactionsResponse,
+    wanted: Iterable[TransactionalId | None],
+) -> InParts:
+    """Return the answer with the transactional ids that are `wanted`."""
+    told = (
+        known
+        and list_wire.TransactionState(
+            known.transactional_id, known.producer_id, STATE_NAMES[known.state]
+        )
+        for known in wanted
+    )
+    answered = "transaction_states"
+    return InParts(ctx, answered, partial(pages, first, answered, told))
+
+
+class _Matching:
+    """A ListTransactions with a pattern: the ids are collected in turns, then matched."""
+
+    __slots__ = ("_collected", "_ctx", "_first", "_pattern", "_wanted")
+
+    def __init__(
+        self,
+        ctx: RequestContext,
+        pattern: str,
+        first: list_wire.ListTransactionsResponse,
+        wanted: Iterator[TransactionalId | None],
+    ) -> None:
+        self._ctx = ctx
+        self._pattern = pattern
+        self._first = first
+        self._wanted = wanted
+        self._collected: dict[str, TransactionalId] = {}
+
+    def pause(self) -> Paused:
+        return Paused(self._step, lambda: None)
+
+    def _step(self) -> Paused | Later | list_wire.ListTransactionsResponse:
+        server = self._ctx.server
+        later = Later()
+        looked = list(islice(self._wanted, PART_ELEMENTS))
+        self._collected.update(
+            (known.transactional_id, known)
+            for known in looked
+            if known is not None and _may_describe(self._ctx, known.transactional_id)
+        )
+        if looked:
+            # Behind the next poll of the sockets.
+            server.clock.call_later(1, lambda: later.complete(self.pause()))
+            return later
+        question = self._pattern, list(self._collected)
+        matched = later.step(lambda found: later.complete(self._answer(found[0])))
+        if server.pattern_work.match(self._ctx.asker, [question], matched) is None:
+            self._first.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return self._first
+        return later
+
+    def _answer(self, found: Found) -> InParts | list_wire.ListTransactionsResponse:
+        if isinstance(found, BadPattern):
+            self._first.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+            return self._first
+        return _listed(self._ctx, self._first, (self._collected[name] for name in found))
 
 
 def _may_describe(ctx: RequestContext, transactional_id: str) -> bool:

@@ -118,6 +118,7 @@ def fetched_offsets(check: Check) -> Finish | Refused | None:
                     is_all=group.group_id in fetches_all,
                 )
         answer.groups += refusals
+        refusals.clear()  # the first response of an answer in parts has them
         return answer
 
     return finish

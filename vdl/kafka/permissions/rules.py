@@ -14,7 +14,7 @@ or on connections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -291,9 +291,11 @@ class Each:
         failure = check.failure(replace(check.request, **{self.asked: items}), code)
         return failure if isinstance(failure, Reply) else getattr(failure, self.answered)
 
-    def _join(self, response: Any, parts: Sequence[Any]) -> Any:
+    def _join(self, response: Any, parts: list[Any]) -> Any:
+        """Add the refusals to an answer, or to the first response of an answer in parts."""
         for part in parts:
             getattr(response, self.answered).extend(part)
+        parts.clear()
         return response
 
 

@@ -146,6 +146,7 @@ def metadata(check: Check) -> Finish | Refused | None:
             answer.topics = []
         _tell_operations(check, answer)
         answer.topics += refused.values()
+        refused.clear()  # the first response of an answer in parts has them
         return answer
 
     return finish

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ids import ServerId
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
+from vdl.kafka.answer import Place
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.connections.wide_request import JoinedAnswer
+from vdl.kafka.handlers import metadata
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_topic_partitions import (
     Cursor,
@@ -511,3 +517,31 @@ def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
     assert told(named("t")) == [2, 3], "one may be alive"
     world.host.leaders[group_id] = (2, 6)
     assert told(named("t")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("version", [1, 8, 13])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_topics_with_many_partitions_are_told_in_parts(
+    version: int, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts together are the answer that one turn would make. One topic may have more
+    partitions than one part; the brokers are those of all parts."""
+    world = World()
+    for name, count in (("a", 3), ("b", 700), ("c", 1), ("d", 260)):
+        world.topic(name, count)
+    request = named("a", "b", "?", "c", "d") if is_named else MetadataRequest(None)
+    request.include_topic_authorized_operations = version >= 8
+    sizes: list[int] = []
+    add = JoinedAnswer.add
+
+    def counted(joined: JoinedAnswer, place: Place, answer: Any) -> None:
+        sizes.append(sum(1 + len(topic.partitions) for topic in answer.topics))
+        add(joined, place, answer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JoinedAnswer, "add", counted)
+        told = world.client().ask(METADATA, version, request, 500)
+    assert sum(sizes) > 960
+    assert max(sizes) <= PART_ELEMENTS + 2
+    monkeypatch.setattr(metadata, "PART_ELEMENTS", 10_000)
+    assert told == world.client().ask(METADATA, version, request)
