@@ -671,7 +671,7 @@ class Session:
             exchange.answer, exchange.request = wide.answer, wide.message
             return False
         wide.used(clock.now_ns() - from_ns)
-        wide.part_over()
+        wide.part_over(self._turn.work_budget.part_ns)
         exchange.answer = pause = Later()
         pause.when_done(self.mark)
         step = partial(self._begin_part, exchange, wide.context, wide)

@@ -26,7 +26,8 @@ two such budgets:
   a record passes, a slice is followed by a rest of `REST` times its length, in which the loop is
   idle if it has nothing else to do. Where records are few, a rest lasts until the record has
   passed, but not again for `YIELD_EVERY_NS`: so it waits for one slice only. Without records there
-  is no rest.
+  is no rest. Where a turn is long for any reason, a slice, and a part of a long request, has at
+  least a `TURN_PARTS`th of it: a client waits for the end of a long request for a certain time.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -83,6 +84,10 @@ REST_NS_MAX = 30 * MS
 """Longest rest: a slice in which the process was stopped is not paid for by those who wait."""
 RECORD_PARTS = 4
 """Beside records that use up turns, a slice has this part of the last one."""
+TURN_PARTS = 16
+"""A slice has at least this part of the last turn of the loop."""
+LATE_NS_MAX = 100 * MS
+"""Longest turn that counts: a process that was stopped had no other work."""
 LOOK_NS = MS // 4
 """Time after which a rest is judged again."""
 START_NS = 100 * MS
@@ -262,9 +267,11 @@ class StartBudget:
         "_askers",
         "_began_ns",
         "_clock",
+        "_due_ns",
         "_end_ns",
         "_is_armed",
         "_is_beside",
+        "_late_ns",
         "_line",
         "_long_ns",
         "_may_yield",
@@ -301,6 +308,9 @@ class StartBudget:
         """True if there were records of another principal than the first in line lately."""
         self.turn_ns = 0
         """Time that requests had of the last turn."""
+        self._due_ns = self._late_ns = 0
+        """Time at which `_next_turn` should run, and how late it ran last: what else the loop did
+        in that turn."""
         self._rests_until_ns = 0
         self._yields_again_ns = 0
         """Time from which they may rest for a whole passage again."""
@@ -347,6 +357,13 @@ class StartBudget:
         if not self._waiting:
             return 0
         return self._clock.now_ns() - min(place.since_ns for place in self._waiting.values())
+
+    @property
+    def part_ns(self) -> int:
+        """Time that a part of a long request may take."""
+        if self._is_beside:
+            return self._short_ns
+        return max(SLICE_NS, (self.turn_ns + self._late_ns) // TURN_PARTS)
 
     def may_start(self, starter: Starter, since_ns: int, *, is_small: bool = False) -> bool:
         """Return True if the next request, which arrived at `since_ns`, may start.
@@ -423,9 +440,13 @@ class StartBudget:
             self._is_armed = True
             if self._since_record_ns is not None:
                 # A slice is short, and timers run behind the end of a turn.
-                self._clock.call_later(1, self._next_turn)
+                self._call_next_turn(self._clock.now_ns(), 1)
             else:
                 self._behind_the_next_look(self._next_turn)
+
+    def _call_next_turn(self, now_ns: int, delay_ns: int) -> None:
+        self._due_ns = now_ns + delay_ns
+        self._clock.call_later(delay_ns, self._next_turn)
 
     def _behind_the_next_look(self, fn: Callable[[], None]) -> None:
         """Call `fn` after the next poll of the sockets.
@@ -443,6 +464,8 @@ class StartBudget:
     def _next_turn(self) -> None:
         self._is_armed = False
         began_ns = now_ns = self._clock.now_ns()
+        if self._due_ns:
+            self._late_ns = min(now_ns - self._due_ns, LATE_NS_MAX)
         if self._waiting:
             since_ns = self._look_at_others(self._line.first().line.first().asker)
             if since_ns < PASSAGE_NS:
@@ -453,7 +476,7 @@ class StartBudget:
                 rest_ns = self._rests_until_ns - now_ns
                 if rest_ns > 0:
                     self._is_armed = True
-                    self._clock.call_later(min(rest_ns, LOOK_NS), self._next_turn)
+                    self._call_next_turn(now_ns, min(rest_ns, LOOK_NS))
                     return
             else:
                 self._may_yield = True
@@ -517,7 +540,9 @@ class StartBudget:
             self._is_beside = since_ns < OTHERS_NS
             if self._is_beside:
                 records_ns = 0 if self._records is None else self._records.turn_ns
-                self._short_ns = self._long_ns = max(SLICE_NS, records_ns // RECORD_PARTS)
+                self._short_ns = self._long_ns = max(
+                    SLICE_NS, records_ns // RECORD_PARTS, self._late_ns // TURN_PARTS
+                )
             else:
                 self._short_ns, self._long_ns = SHORT_NS, START_NS
         return since_ns

@@ -18,7 +18,14 @@ from tests.unit.kafka.fake_host import Client
 from vdl.clock import MS
 from vdl.kafka.api import API, Api
 from vdl.kafka.connections.admission import USUAL_FETCH_BYTES
-from vdl.kafka.connections.turn_budget import LOOK_NS, OTHERS_NS, PASSAGE_NS, REST, SLICE_NS
+from vdl.kafka.connections.turn_budget import (
+    LOOK_NS,
+    OTHERS_NS,
+    PASSAGE_NS,
+    REST,
+    SLICE_NS,
+    TURN_PARTS,
+)
 from vdl.kafka.connections.wide_request import PartSize
 from vdl.kafka.parts import FIRST_ELEMENTS, PART_ELEMENTS, PART_NS
 
@@ -114,6 +121,23 @@ def test_crowd_rests_for_entries_of_other_leaders(costly: CostlyWorld) -> None:
     assert crowd.share(400) <= 2 / (1 + REST)
 
 
+def test_other_requests_have_a_part_of_long_turns(costly: CostlyWorld) -> None:
+    """With a slice of a fixed length, a long request would not end before its client gives up."""
+    turn_ns = 20 * MS
+
+    def work() -> None:
+        costly.time.now_ns += turn_ns
+        costly.clock.call_later(1, work)
+
+    crowd, producer = Crowd(costly), costly.client(OTHER)
+    each_ms(costly, lambda: record_of(producer, costly))
+    work()
+    share = crowd.share(2_000)
+    assert 1 / (2 * TURN_PARTS) <= share <= 2 / TURN_PARTS
+    budget = crowd.clients[0].session._turn.work_budget
+    assert turn_ns // 2 <= budget.part_ns * TURN_PARTS <= 2 * turn_ns
+
+
 def test_other_principal_waits_for_one_slice(costly: CostlyWorld) -> None:
     """A crowd of any size delays a request of another principal by a slice and what began."""
     Crowd(costly, 40)
@@ -172,6 +196,8 @@ def test_part_has_as_many_elements_as_fit_its_time() -> None:
     assert size.elements == FIRST_ELEMENTS // 2
     size.took(10_000 * PART_NS)
     assert size.elements == 1
+    size.took(PART_NS, 2 * PART_NS)
+    assert size.elements == 2
     for _ in range(20):
         size.took(0)
     assert size.elements == PART_ELEMENTS
