@@ -25,9 +25,11 @@ two such budgets:
   the last records had, if that is more: many producers do not stop the heartbeats of groups. While
   a record passes, a slice is followed by a rest of `REST` times its length, in which the loop is
   idle if it has nothing else to do. Where records are few, a rest lasts until the record has
-  passed, but not again for `YIELD_EVERY_NS`: so it waits for one slice only. Without records there
-  is no rest. Where a turn is long for any reason, a slice, and a part of a long request, has at
-  least a `TURN_PARTS`th of it: a client waits for the end of a long request for a certain time.
+  passed, but not again for `YIELD_EVERY_NS`: so it waits for one slice only. In each rest one
+  request of a few bytes may start, of a principal that did not have the slice: an administrator
+  does not rest for a crowd. The rest is longer then. Without records there is no rest. Where a
+  turn is long for any reason, a slice, and a part of a long request, has at least a `TURN_PARTS`th
+  of it: a client waits for the end of a long request for a certain time.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -275,7 +277,9 @@ class StartBudget:
         "_line",
         "_long_ns",
         "_may_yield",
+        "_one_may_pass",
         "_records",
+        "_rested_for",
         "_rests_until_ns",
         "_served",
         "_served_asker",
@@ -312,6 +316,10 @@ class StartBudget:
         """Time at which `_next_turn` should run, and how late it ran last: what else the loop did
         in that turn."""
         self._rests_until_ns = 0
+        self._one_may_pass = False
+        """True if a small request may start in the present rest."""
+        self._rested_for: set[str] = set()
+        """Principals that had the last slice."""
         self._yields_again_ns = 0
         """Time from which they may rest for a whole passage again."""
         self._may_yield = False
@@ -370,6 +378,8 @@ class StartBudget:
 
         If not, `resume_starting` is called in a later turn.
         """
+        if is_small and self._may_pass(starter.asker):
+            return True
         if not self._waiting:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one served may use the whole turn
@@ -410,6 +420,18 @@ class StartBudget:
             self.until_ns = 0  # later requests queue behind this one
             self._arm()
         return False
+
+    def _may_pass(self, asker: str) -> bool:
+        """Return True for the first small request in a rest, of a principal that did not have the
+        slice before. The rest is then as much longer as for a slice."""
+        if not self._one_may_pass or self._end_ns or asker in self._rested_for:
+            return False
+        now_ns = self._clock.now_ns()
+        if now_ns >= self._rests_until_ns:
+            return False
+        self._one_may_pass = False
+        self._rests_until_ns += REST * SLICE_NS
+        return True
 
     def leave(self, starter: Starter) -> None:
         """Remove a waiting connection."""
@@ -482,6 +504,9 @@ class StartBudget:
                 self._may_yield = True
         self._began_ns, self._starts_before = now_ns, self.starts
         self._end_ns = now_ns + self._short_ns
+        is_slice = bool(self._waiting)
+        if is_slice:
+            self._rested_for.clear()
         small, small_end_ns = self._small, now_ns + self._short_ns // SMALL_PARTS
         for _ in range(len(small)):  # not those that arrive meanwhile
             if now_ns >= small_end_ns:
@@ -509,6 +534,7 @@ class StartBudget:
         self.turn_ns = now_ns - began_ns
         if self._since_record_ns is not None:
             self._rests_until_ns = now_ns + min(REST * self.turn_ns, REST_NS_MAX)
+            self._one_may_pass = is_slice and self._is_beside
         if self._waiting:
             self._arm()
             # A turn may be short: the principals are not looked at in each.
@@ -556,6 +582,7 @@ class StartBudget:
         self.started_ns, self.until_ns = now_ns, until_ns
         self._served, self._served_asker, self._served_from_ns = starter, asker, now_ns
         starter.share_ns = asker.share_ns = 0
+        self._rested_for.add(starter.asker)
         starter.resume_starting()
         now_ns = self._clock.now_ns()
         self._count(now_ns)

@@ -46,9 +46,11 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
 class Crowd:
     """Connections of one principal that always ask."""
 
-    def __init__(self, world: CostlyWorld, connections: int = 8) -> None:
+    def __init__(
+        self, world: CostlyWorld, connections: int = 8, address: tuple[str, int] = CROWD
+    ) -> None:
         self.world = world
-        self.clients = [world.client(CROWD) for _ in range(connections)]
+        self.clients = [world.client(address) for _ in range(connections)]
         for client in self.clients:
             ask(client)
         self._repeat()
@@ -119,6 +121,29 @@ def test_crowd_rests_for_entries_of_other_leaders(costly: CostlyWorld) -> None:
 
     each_ms(costly, arrive)
     assert crowd.share(400) <= 2 / (1 + REST)
+
+
+def test_small_request_of_another_principal_does_not_rest_for_a_crowd(
+    costly: CostlyWorld,
+) -> None:
+    """However many records pass. Crowds of two principals together have no more than before."""
+    Crowd(costly)
+    other, producer = costly.client(OTHER), costly.client(("10.0.0.3", 5000))
+    each_ms(costly, lambda: record_of(producer, costly))
+    costly.run(100)
+    waits = []
+    for _ in range(50):
+        asked_ns = costly.clock.now_ns()
+        ask(other)
+        while not other.answers():
+            assert costly.time.step()
+        waits.append(costly.clock.now_ns() - asked_ns)
+        costly.run(3.3)
+    assert sorted(waits)[45] <= 3 * COST_NS
+    Crowd(costly, address=("10.0.0.4", 5000))
+    before = len(costly.started)
+    costly.run(400)
+    assert (len(costly.started) - before) * COST_NS <= 2 / (1 + REST) * 400 * MS
 
 
 def test_other_requests_have_a_part_of_long_turns(costly: CostlyWorld) -> None:
