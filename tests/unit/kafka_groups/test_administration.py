@@ -315,3 +315,11 @@ def test_producer_id_that_cannot_be_had_now_is_asked_for_again(
     request = producer_wire.InitProducerIdRequest(transactional_id=None)
     response = cluster.call(INIT, 4, request).response
     assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_filter_of_long_names_lists_no_group(cluster: Cluster) -> None:
+    """Names of megabytes would take long to convert. They are not taken for no filter."""
+    new_member(cluster)
+    assert listed(cluster, states_filter=["x" * 1_000]) == []
+    assert listed(cluster, types_filter=["x" * 1_000]) == []
+    assert listed(cluster, types_filter=["Classic", "x" * 1_000]) != []

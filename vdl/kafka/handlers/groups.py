@@ -63,6 +63,7 @@ _DELETION_REFUSED = {
     ErrorCode.NON_EMPTY_GROUP: "Group {} is not empty.",
 }
 
+_STATE_CHARS_MAX = 100
 _STATE_NAMES = {
     GroupState.EMPTY: "Empty",
     GroupState.PREPARING_REBALANCE: "PreparingRebalance",
@@ -557,12 +558,14 @@ def _wanted(
     request: list_wire.ListGroupsRequest, machines: Iterable[Coordinator]
 ) -> Iterator[list_wire.ListedGroup | None]:
     """Yield each group that is wanted; None for another."""
-    states = {state.lower() for state in request.states_filter}
-    types = {kind.lower() for kind in request.types_filter}
+    # Names of megabytes are those of no state, and take long to convert.
+    by_state, by_type = bool(request.states_filter), bool(request.types_filter)
+    states = {name.lower() for name in request.states_filter if len(name) <= _STATE_CHARS_MAX}
+    types = {name.lower() for name in request.types_filter if len(name) <= _STATE_CHARS_MAX}
     for machine in machines:
         for listed in _listed(machine):
-            is_wanted = (not states or listed.group_state.lower() in states) and (
-                not types or listed.group_type in types
+            is_wanted = (not by_state or listed.group_state.lower() in states) and (
+                not by_type or listed.group_type in types
             )
             yield listed if is_wanted else None
 
