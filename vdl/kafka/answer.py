@@ -77,17 +77,20 @@ class InParts:
     of the list `answered`. For some elements of a list in it (`answered` has the names of both,
     with a dot between), it identifies the element that they belong to, which the response has
     without the others. The first response has whole elements, or none. Each passes the filters of
-    the request's permission rules. `ctx`: of the request.
+    the request's permission rules. `ctx`: of the request. `bytes_expected`: approximate size of
+    the answer, for which room is reserved before the rest of it is made.
     """
 
-    __slots__ = ("answered", "ctx", "responses")
+    __slots__ = ("answered", "bytes_expected", "ctx", "responses")
 
     def __init__(
         self,
         ctx: object,
         answered: str,
         responses: Callable[[Callable[[], int]], Iterator[tuple[Place, Any]]],
+        bytes_expected: int = 0,
     ) -> None:
+        self.bytes_expected = bytes_expected
         self.ctx = ctx
         self.answered = answered
         self.responses = responses

@@ -318,6 +318,7 @@ class WideRequest:
 
     __slots__ = (
         "_api",
+        "_bytes_expected",
         "_is_refused",
         "_joined",
         "_next",
@@ -361,6 +362,8 @@ class WideRequest:
         self._pages: Iterator[tuple[Place, Any]] = iter(())
         """The rest of the answer of the present part, if it is made in parts."""
         self._next_page: tuple[Place, Any] | None = None
+        self._bytes_expected = 0
+        """Approximate size of the answer when that is complete."""
         self._page_parts = 0
         """Number of the parts whose answers were made in parts."""
         self._place: Place = ()
@@ -407,6 +410,7 @@ class WideRequest:
         assert not self._place, "a slice has a bounded answer"
         assert answer.answered == self._row.answered, (answer.answered, self._row)
         self._page_parts += 1
+        self._bytes_expected = self._joined.bytes + answer.bytes_expected
         size = self._size  # not `self`, or only a full collection would free the two
         self._pages = answer.responses(lambda: size.elements)
         self._next_page = next(self._pages, None)
@@ -457,8 +461,9 @@ class WideRequest:
 
     @property
     def bytes(self) -> int:
-        """Approximate size of the answer so far."""
-        return self._joined.bytes
+        """Approximate size of the answer so far, or of what is being made of it."""
+        expected = 0 if self._next_page is None else self._bytes_expected
+        return max(self._joined.bytes, expected)
 
     @property
     def answer(self) -> Any:

@@ -75,6 +75,8 @@ TOPIC_OPERATIONS = _operations(3, 4, 5, 6, 7, 8, 10, 11)
 """All operations on a topic, as a bit field of Kafka's AclOperation (KIP-430)."""
 CLUSTER_OPERATIONS = _operations(5, 7, 8, 9, 10, 11, 12)
 """All operations on a cluster."""
+_PARTITION_BYTES = 50
+"""Size of a partition in an answer, with three replicas."""
 _PARTITIONS_DESCRIBED_MAX = 500
 """Partitions of one page, which is made in one turn: 5 ms. A client requests the next one with the
 cursor that it is given. (`max.request.partition.size.limit` of Kafka is 2,000.)"""
@@ -445,12 +447,14 @@ def _answer(
 
     `is_heard`: see `View`. `wait_ms`: throttle time.
     """
-    left = PART_ELEMENTS
+    partitions = topics = 0
     for _, topic in told():
-        left -= 1 if topic is None else len(topic.partitions)
-        if left < 0:
-            pages = partial(_pages, ctx, request, told, is_heard, wait_ms)
-            return InParts(ctx, "topics.partitions", pages)
+        topics += 1
+        partitions += 0 if topic is None else len(topic.partitions)
+    if topics + partitions > PART_ELEMENTS:
+        pages = partial(_pages, ctx, request, told, is_heard, wait_ms)
+        expected = _PARTITION_BYTES * (topics + partitions)
+        return InParts(ctx, "topics.partitions", pages, expected)
 
     def build() -> MetadataResponse:
         view = View(ctx, is_heard=is_heard)

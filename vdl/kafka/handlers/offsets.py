@@ -55,6 +55,8 @@ _REPEATED_PLACES_MAX = 1_000
 """Maximum number of repeated partitions in one request. Each has at most
 `offset.metadata.max.bytes` of text."""
 
+_POSITION_BYTES = 24
+"""Size of a committed offset in an answer, without metadata."""
 _SORTED_IN_TIME_OF_ONE = 16
 """Offsets that are sorted by topic in the time that one takes in an answer."""
 
@@ -217,7 +219,8 @@ def handle_offset_fetch(
             fetch_wire.OffsetFetchResponsePartition,
         )
         if asked is None and positions.are_many:
-            later.complete(InParts(ctx, "topics.partitions", partial(_pages_before_v8, positions)))
+            pages = partial(_pages_before_v8, positions)
+            later.complete(InParts(ctx, "topics.partitions", pages, positions.bytes_expected))
             return
         response = fetch_wire.OffsetFetchResponse()
         for name, indexes in positions.wanted(asked):
@@ -302,7 +305,10 @@ def _fetch_groups(
             if group.topics is None and positions.are_many:
                 large.append((target, positions))
                 parts.response = InParts(
-                    ctx, "groups.topics.partitions", partial(_pages, response, large)
+                    ctx,
+                    "groups.topics.partitions",
+                    partial(_pages, response, large),
+                    sum(one.bytes_expected for _, one in large),
                 )
             else:
                 fill(ctx, target, positions, group.topics)
@@ -342,6 +348,11 @@ class _Positions(Generic[Position]):
     def are_many(self) -> bool:
         """True if all of them are more than what is answered in one turn."""
         return len(self.machine.offsets.of(self.group_id)) > PART_ELEMENTS
+
+    @property
+    def bytes_expected(self) -> int:
+        """Approximate size of the answer with all of them."""
+        return _POSITION_BYTES * len(self.machine.offsets.of(self.group_id))
 
     @property
     def error(self) -> ErrorCode:

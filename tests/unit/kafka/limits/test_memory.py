@@ -242,7 +242,7 @@ def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> Non
     for client in clients:
         client.room = 1 << 40
         client.session.resume_writing()
-    world.run(1)
+    world.run(100)  # they are made in parts
     # 300, `__consumer_offsets` and `__transaction_state`.
     assert all(len(client.answers()[0].topics) == 302 for client in clients)
     assert world.context.answers.used == 0
