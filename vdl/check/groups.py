@@ -6,7 +6,9 @@ record has delivered it. The first record of a partition that a group saw is whe
 
 If members have epochs of their own (KIP-848), a partition has one owner in each epoch, a commit is
 accepted from its member's current epoch only, and two members never own a partition at one time: a
-member owned one between two accepted heartbeats if the second still listed it.
+member owned one between two accepted heartbeats if the second still listed it. In a group that is
+converted between the protocols the epochs of members that left may be used again, so there only
+the time counts.
 
 Does not depend on how assignments are made.
 """
@@ -19,16 +21,18 @@ from collections.abc import Callable, Iterator
 
 from vdl.check.anomalies import Evidence
 from vdl.check.findings import Anomaly
-from vdl.check.history import EPOCHS, Op
+from vdl.check.history import EPOCHS, MIXED, Op
 
 FOREVER_NS = 1 << 62
+_OF_EPOCHS = frozenset((EPOCHS, MIXED))
+"""Notes of groups whose members have epochs of their own."""
 
 
 def double_ownership(evidence: Evidence) -> Iterator[Anomaly]:
     """Find partitions that two members own in one generation."""
     owner: dict[tuple[str, int, str], Op] = {}
     for op in evidence.ops:
-        if op.f != "rebalance" or not op.ok or not op.group:
+        if op.f != "rebalance" or not op.ok or not op.group or op.note == MIXED:
             continue
         for name in op.keys:
             other = owner.setdefault((op.group, op.gen, name), op)
@@ -56,7 +60,7 @@ def zombie_commits(evidence: Evidence) -> Iterator[Anomaly]:
 
 def _groups_by_epochs(evidence: Evidence) -> set[str]:
     """Return the groups whose members have epochs of their own."""
-    return {op.group for op in evidence.ops if op.f == "rebalance" and op.note == EPOCHS}
+    return {op.group for op in evidence.ops if op.f == "rebalance" and op.note in _OF_EPOCHS}
 
 
 def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
@@ -73,7 +77,7 @@ def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
             for name in set(op.keys) & set(before.keys):
                 if before.t1 < op.t0:
                     held[op.group, name].append((before.t1, op.t0, op))
-        if op.f == "owns" or op.note == EPOCHS:
+        if op.f == "owns" or op.note in _OF_EPOCHS:
             last[member] = op
     for (_, name), spans in sorted(held.items(), key=lambda item: item[0]):
         spans.sort(key=lambda span: span[:2])

@@ -18,7 +18,8 @@ Fields of a line (empty ones may be omitted):
     iso    "rc": a poll that reads committed records only
     end    time of a txn's request to end; its sends are ok if it committed, fail if it aborted
     note   free text; "begin" and "heal" on faults; "epochs" on a rebalance of a group whose
-           members have epochs of their own (KIP-848): `gen` is the member's
+           members have epochs of their own (KIP-848): `gen` is the member's; "mixed" if some
+           members of such a group use the classic protocol
     limit  number of deliveries of a record that a share group allows
 
 Micro-operations:
@@ -49,7 +50,7 @@ import msgspec
 
 LATEST = -1
 EARLIEST = -2
-EPOCHS = "epochs"
+EPOCHS, MIXED = "epochs", "mixed"
 """See `note` above."""
 
 

@@ -11,7 +11,6 @@ each accepted heartbeat with the partitions it reported. Does not depend on what
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from uuid import UUID
 
 from vdl.clock import MS
@@ -29,7 +28,7 @@ _FENCED = frozenset(
         ErrorCode.GROUP_ID_NOT_FOUND,
     )
 )
-JOINING, LEAVING = 0, -1
+JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
 
 
 class EpochMember(GroupMember):
@@ -54,8 +53,6 @@ class EpochMember(GroupMember):
         """
         super().__init__(client, consumer, group, options)
         self.member_id = str(UUID(int=client.rng.getrandbits(128), version=4))
-        self.on_accepted: Callable[[int, list[TopicPartition], int], None] = _ignore_accepted
-        """Called with (epoch, reported partitions, time of the report)."""
         self._pattern = pattern
         self._owned: set[TopicPartition] = set()
         self._ids: dict[str, bytes] = {}
@@ -89,6 +86,7 @@ class EpochMember(GroupMember):
             group_id=self.group,
             member_id=self.member_id,
             member_epoch=epoch,
+            instance_id=self.options.group_instance_id,
             topic_partitions=[
                 wire.TopicPartitions(self._ids[topic], some) for topic, some in by_topic.items()
             ],
@@ -112,6 +110,11 @@ class EpochMember(GroupMember):
         if isinstance(response, Failure) or response.error_code in LOST_COORDINATOR:
             self._coordinator_lost()
             self._later(self._step)
+            return
+        if response.error_code == ErrorCode.FENCED_INSTANCE_ID:
+            # Another process has its instance id.
+            self._give_up()
+            self.crash()
             return
         if response.error_code:
             if response.error_code in _FENCED:
@@ -171,7 +174,7 @@ class EpochMember(GroupMember):
         self.state = MemberState.UNJOINED
 
     def leave(self) -> None:
-        """Leave the group for good."""
+        """Leave the group; a static member's partitions are kept for its next process."""
         if self._owned:
             self._revoke()
         was_in, self.state = self.generation > JOINING, MemberState.LEFT
@@ -179,14 +182,14 @@ class EpochMember(GroupMember):
         if self._timer is not None:
             self._timer.cancel()
         if was_in and self._coordinator >= 0:
+            instance_id = self.options.group_instance_id
             request = wire.ConsumerGroupHeartbeatRequest(
-                group_id=self.group, member_id=self.member_id, member_epoch=LEAVING
+                group_id=self.group,
+                member_id=self.member_id,
+                member_epoch=LEAVING if instance_id is None else LEAVING_FOR_NOW,
+                instance_id=instance_id,
             )
             self._ask(wire, lambda _version: request, _ignore_answer)
-
-
-def _ignore_accepted(epoch: int, said: list[TopicPartition], sent_ns: int) -> None:
-    """Ignore it: the default of `on_accepted`."""
 
 
 def _ignore_answer(answer: Message | Failure) -> None:

@@ -48,6 +48,7 @@ SECONDS = (6, 9)
 LONG_SPELL_MS = 9_000
 LATE_CHANCE = 0.5
 VERY_MANY_PRODUCERS, VERY_MANY_PARTITIONS = (10, 14), 14
+STATIC_CHANCE, MIXED_CHANCE = 0.6, 0.7
 SLOW_US = (2_000, 30_000)
 """Link delays at which operations of two steps are often interrupted half done."""
 
@@ -122,6 +123,30 @@ def _groups(world: Options, rng: Random) -> Options:
         lone_leaders=_rate(rng, 0.0, 0.3),
         kills=_rate(rng, 0.2, 0.6),
         delay_us=rng.choice((world.delay_us, rng.randint(*SLOW_US))),
+        checkpoint_kib=rng.choice((2, 4, 16, 64)),
+        command_entries=rng.choice((3, 20, 100)),
+        growth=rng.choice((0, 0, 1)),
+    )
+
+
+def _migrations(world: Options, rng: Random) -> Options:
+    """Turn up static members, and members of both protocols in one group, converted both ways.
+
+    In the end the groups must come to rest.
+    """
+    return replace(
+        world,
+        members=rng.randint(1, 3),
+        epoch_members=rng.randint(1, 3),
+        share_members=rng.choice((0, 0, 2)),
+        share_limit=rng.choice(SHARE_LIMITS),
+        static_members=rng.random() < STATIC_CHANCE,
+        mixed_group=rng.random() < MIXED_CHANCE,
+        groups_settle=True,
+        late_commits=rng.random() < 0.5,
+        lone_leaders=_rate(rng, 0.0, 0.3),
+        full_disks=rng.choice((0.0, _rate(rng, 0.1, 0.3))),
+        kills=_rate(rng, 0.2, 0.6),
         checkpoint_kib=rng.choice((2, 4, 16, 64)),
         command_entries=rng.choice((3, 20, 100)),
         growth=rng.choice((0, 0, 1)),
@@ -238,6 +263,7 @@ KINDS: dict[str, Turn] = {
     "power": _power,
     "damage": _damage,
     "groups": _groups,
+    "migrations": _migrations,
     "compacted": _compacted,
     "transactions": _transactions,
     "directories": _directories,

@@ -68,6 +68,10 @@ class MemberOptions:
     rebalance_timeout_ms: int = 8_000
     heartbeat_interval_ms: int = 500
     group_instance_id: str | None = None
+    keeps_heartbeats: bool = False
+    """False: a stable member that could not find its coordinator sends no more heartbeats, as a
+    client that hangs; it still reads and commits.
+    """
 
 
 class GroupMember:
@@ -90,6 +94,10 @@ class GroupMember:
         self.on_assigned: Callable[[int, list[TopicPartition], int], None] = _ignore_assignment
         """Called with (generation, partitions, time at which the join was sent)."""
         self.on_revoked: Callable[[], None] = _ignore
+        self.on_accepted: Callable[[int, list[TopicPartition], int], None] = _ignore_assignment
+        """Called with (generation, partitions it owned, time of the request) for each heartbeat
+        that the coordinator accepted.
+        """
         self.on_committed: Callable[[TopicPartition, int, int], None] = _ignore_committed
         """Called with (partition, committed offset or -1, time of the request)."""
         self._coordinator = -1
@@ -143,12 +151,16 @@ class GroupMember:
             row = response
             if not isinstance(response, Failure) and response.coordinators:
                 row = response.coordinators[0]
-            if isinstance(row, Failure) or row.error_code:
+            is_found = not (isinstance(row, Failure) or row.error_code)
+            if is_found:
+                self._coordinator = row.node_id
+                self.client.refresh()
+            if self.options.keeps_heartbeats and self.state is MemberState.STABLE:
+                self._schedule_heartbeat()
+            elif is_found:
+                self._step()
+            else:
                 self._later(self._step)
-                return
-            self._coordinator = row.node_id
-            self.client.refresh()
-            self._step()
 
         self.client.call_any(find_coordinator, build, answered)
 
@@ -167,6 +179,10 @@ class GroupMember:
             return
         if self.state is MemberState.STABLE:
             self._revoke()
+        if error == ErrorCode.FENCED_INSTANCE_ID:
+            # Another process has its instance id.
+            self.crash()
+            return
         if error == ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""
         self.state = MemberState.UNJOINED
@@ -217,6 +233,8 @@ class GroupMember:
         elif response.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""
             self._later(self._step)
+        elif response.error_code == ErrorCode.FENCED_INSTANCE_ID:
+            self.crash()
         elif response.error_code:
             if response.error_code in LOST_COORDINATOR:
                 self._coordinator_lost()
@@ -319,6 +337,8 @@ class GroupMember:
             self._schedule_heartbeat()
             return
         generation = self.generation
+        owned = sorted(self.consumer.subscription.assignment)
+        sent_ns = self.client.clock.now_ns()
 
         def build(_version: int) -> heartbeat.HeartbeatRequest:
             return heartbeat.HeartbeatRequest(
@@ -333,6 +353,8 @@ class GroupMember:
             elif response.error_code:
                 self._rejoin(response.error_code)
                 return
+            else:
+                self.on_accepted(generation, owned, sent_ns)
             self._schedule_heartbeat()
 
         self._ask(heartbeat, build, answered)
@@ -528,7 +550,7 @@ def _ignore() -> None:
 
 
 def _ignore_assignment(generation: int, partitions: list[TopicPartition], sent_ns: int) -> None:
-    """Ignore it: the default of `on_assigned`."""
+    """Ignore it: the default of `on_assigned` and `on_accepted`."""
 
 
 def _ignore_committed(tp: TopicPartition, offset: int, asked_ns: int) -> None:

@@ -247,6 +247,15 @@ class Options:
     """If not 0, used in place of `cache_kib`: soon filled when flushes hang."""
     epoch_members: int = 0
     """Members of a group whose coordinator assigns."""
+    static_members: bool = False
+    """True if some members have an instance id. Only a kind of worlds of its own has them."""
+    mixed_group: bool = False
+    """True if members of both protocols are in one group, which is converted both ways.
+
+    Only a kind of worlds of its own has it.
+    """
+    groups_settle: bool = False
+    """True if the members stay at last, and the groups must come to rest and read everything."""
     place_bytes: int = 0
     """Appends of at least this size are written to their segments at once; 0: none are."""
     large_bytes: int = 0

@@ -13,7 +13,7 @@ from random import Random
 
 from rpc.streams import Address
 from vdl.check.anomalies import RETRIED
-from vdl.check.history import EARLIEST, EPOCHS, LATEST, Mark, Send
+from vdl.check.history import EARLIEST, EPOCHS, LATEST, MIXED, Mark, Send
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -31,7 +31,13 @@ from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
 from vdl.sim.epoch_member import EpochMember
-from vdl.sim.member import GroupMember, MemberOptions, committed_request, committed_rows
+from vdl.sim.member import (
+    GroupMember,
+    MemberOptions,
+    MemberState,
+    committed_request,
+    committed_rows,
+)
 from vdl.sim.network import Network, SimDialer
 from vdl.sim.options import Options
 from vdl.sim.producer import Delivery, Fate, Producer, ProducerOptions
@@ -42,10 +48,18 @@ S = 1_000 * MS
 GROUP = "readers"
 EPOCH_GROUP = "epochs"
 """Group whose coordinator assigns."""
+MIXED_GROUP = "mixed"
+"""Group with members of both protocols."""
 BACKLOG_MAX = 40
 """Unfinished batches at which a producer waits, like one with a full buffer.
 
 Otherwise the backlog of an outage would be most of a world's work.
+"""
+STATIC = 0.5
+"""Part of the members that have an instance id, where there are any."""
+OVERLAPS, OVERLAP_NS = 0.4, 4 * S
+"""Chance that the next process of an instance starts before the previous one ends, and the time
+after which that one ends at last.
 """
 QUIET = 0.01
 """Chance that a producer that can expire pauses, for about as long as its expiry."""
@@ -313,7 +327,11 @@ class Reader:
 
 
 class MemberLoad:
-    """Group member that consumes, commits, and sometimes leaves and rejoins."""
+    """Group member that consumes, commits, and sometimes leaves and rejoins.
+
+    A static member has an instance id. Its next process may start while the previous one still
+    runs.
+    """
 
     def __init__(
         self, env: Env, name: str, host: str, rng: Random, *, by_epochs: bool = False
@@ -324,7 +342,12 @@ class MemberLoad:
         self._host = host
         self._rng = rng
         self._group = EPOCH_GROUP if by_epochs else GROUP
+        if env.options.mixed_group:
+            self._group = MIXED_GROUP
         self._by_epochs = by_epochs
+        is_static = env.options.static_members and rng.random() < STATIC
+        self._instance_id = name if is_static else None
+        self._is_settling = False
         self._lives = 0
         self._stopped = False
         self._client: KafkaClient | None = None
@@ -336,6 +359,23 @@ class MemberLoad:
         """
         self._clock = env.make_clock()
         self._join()
+
+    @property
+    def group(self) -> str:
+        """Name of its group."""
+        return self._group
+
+    @property
+    def held(self) -> dict[TopicPartition, int] | None:
+        """Position in each partition that it has; None while it is not in its group."""
+        member, consumer = self._member, self._consumer
+        if member is None or consumer is None or member.state is not MemberState.STABLE:
+            return None
+        return {tp: state.position for tp, state in consumer.subscription.assignment.items()}
+
+    def settle(self) -> None:
+        """Stay in the group from now on, and return to it soon if it is not in it."""
+        self._is_settling = True
 
     def stop(self) -> None:
         self._stopped = True
@@ -361,16 +401,25 @@ class MemberLoad:
             ),
         )
         env.consumers.append(consumer)
-        options = MemberOptions(session_timeout_ms=2_000, rebalance_timeout_ms=3_000)
+        options = MemberOptions(
+            session_timeout_ms=2_000,
+            rebalance_timeout_ms=3_000,
+            group_instance_id=self._instance_id,
+            keeps_heartbeats=env.options.groups_settle and not self._by_epochs,
+        )
         if self._by_epochs:
             pattern = f"{env.topic}.*" if rng.random() < 0.3 else ""
-            epochs = EpochMember(client, consumer, self._group, options, pattern=pattern)
-            epochs.on_accepted = lambda epoch, tps, sent_ns: self._accepted(
-                name, epochs, epoch, tps, sent_ns
+            member: GroupMember = EpochMember(
+                client, consumer, self._group, options, pattern=pattern
             )
-            member: GroupMember = epochs
         else:
             member = GroupMember(client, consumer, self._group, options)
+        # A static member of the classic protocol is replaced at once, so its partitions may have
+        # two owners until its heartbeat is refused.
+        if self._by_epochs or (env.options.mixed_group and self._instance_id is None):
+            member.on_accepted = lambda gen, tps, sent_ns: self._accepted(
+                name, member, gen, tps, sent_ns
+            )
         member.on_assigned = lambda gen, tps, sent_ns: self._assigned(
             name, member, gen, tps, sent_ns
         )
@@ -387,15 +436,26 @@ class MemberLoad:
 
     def _end(self, member: GroupMember, consumer: Consumer, client: KafkaClient) -> None:
         """Leave the group, or crash without leaving, and rejoin later as a new member."""
-        if self._stopped or self._rng.random() < 0.4:
+        if self._stopped or self._is_settling or self._rng.random() < 0.4:
             return
-        if self._rng.random() < 0.5:
-            member.leave()
-        else:
+        if self._instance_id is not None and self._rng.random() < OVERLAPS:
+            self._clock.call_later(
+                OVERLAP_NS, lambda: self._end_process(member, consumer, client, crashes=True)
+            )
+            self._join()
+            return
+        self._end_process(member, consumer, client, crashes=self._rng.random() >= 0.5)
+        self._clock.call_later(self._rng.randint(100, 3_000) * MS, self._join)
+
+    def _end_process(
+        self, member: GroupMember, consumer: Consumer, client: KafkaClient, *, crashes: bool
+    ) -> None:
+        if crashes:
             member.crash()
+        else:
+            member.leave()
         consumer.close()
         self._clock.call_later(100 * MS, client.close)
-        self._clock.call_later(self._rng.randint(100, 3_000) * MS, self._join)
 
     def _schedule_commit(self, name: str, member: GroupMember, consumer: Consumer) -> None:
         def commit() -> None:
@@ -426,7 +486,7 @@ class MemberLoad:
             op = recorder.happened(name, "commit", t0)
             op.type = "ok" if not error else "fail" if definite else "info"
             op.err = error
-            op.group, op.gen, op.member = self._group, generation, member_id
+            op.group, op.gen, op.member = self._group, generation, self._name_of(member_id)
             op.marks.extend(Mark(str(tp), offset) for tp, offset in offsets.items())
 
         member.commit(offsets, done, generation=generation, member_id=member_id)
@@ -435,9 +495,11 @@ class MemberLoad:
         self, name: str, member: GroupMember, gen: int, tps: list[TopicPartition], sent_ns: int
     ) -> None:
         op = self._env.recorder.happened(name, "rebalance", sent_ns)
-        op.group, op.gen, op.member = self._group, gen, member.member_id
+        op.group, op.gen, op.member = self._group, gen, self._name_of(member.member_id)
         op.keys = [str(tp) for tp in tps]
-        if self._by_epochs:
+        if self._group == MIXED_GROUP:
+            op.note = MIXED
+        elif self._by_epochs:
             op.note = EPOCHS
         if self._env.options.late_commits:
             self._commit_before(name, member)
@@ -461,7 +523,8 @@ class MemberLoad:
 
     def _revoked(self, name: str, member: GroupMember) -> None:
         op = self._env.recorder.happened(name, "revoke")
-        op.group, op.gen, op.member = self._group, member.generation, member.member_id
+        op.group, op.gen = self._group, member.generation
+        op.member = self._name_of(member.member_id)
         offsets = member.consumer.subscription.consumed_positions()
         self._before = (offsets, member.generation, member.member_id) if offsets else None
         if self._rng.random() < 0.3:
@@ -489,8 +552,12 @@ class MemberLoad:
     ) -> None:
         """Record a heartbeat that reported the member's partitions."""
         op = self._env.recorder.happened(name, "owns", sent_ns)
-        op.group, op.gen, op.member = self._group, epoch, member.member_id
+        op.group, op.gen, op.member = self._group, epoch, self._name_of(member.member_id)
         op.keys = [str(tp) for tp in tps]
+
+    def _name_of(self, member_id: str) -> str:
+        """Return the name of a member for the history: an instance stays one under any id."""
+        return self._instance_id or member_id
 
 
 class OffsetAsker:

@@ -7,9 +7,9 @@ A world is a set of servers on a network, with clients, on one virtual clock. It
 * *safety*: clients work while the nemesis injects faults. Anything may be unavailable; nothing may
   be incorrect.
 * *liveness*: all faults are healed. Leaders must exist within ten election timeouts. In some worlds
-  a lagging consumer must catch up. Every producer must finish, every reader must learn of all
-  records in the logs, and all replicas must become equal; with a compacted partition, again after a
-  power cut of all servers.
+  a lagging consumer must catch up, or consumer groups must come to rest. Every producer must
+  finish, every reader must learn of all records in the logs, and all replicas must become equal;
+  with a compacted partition, again after a power cut of all servers.
 * *drain*: a fresh client reads everything.
 
 Then the histories are checked.
@@ -118,6 +118,12 @@ FAILOVER_TERMS = {3: 2, 5: 5}
 
 A failover takes at least three syncs after the one in progress. With five servers votes may be
 split, and the next election waits four times as long as a vote took.
+"""
+GROUPS_NS = 30 * S
+"""Limit for consumer groups to come to rest after the faults, while producers go on.
+
+It covers the session of a member that crashed last and the end of an instance's previous process,
+a rebalance, and what members missed.
 """
 COMPACTED_NS = 3 * S
 """Time without a new compaction decision after which compaction is at rest: several checks of a
@@ -870,6 +876,8 @@ class World:
         self.run_for(1 * S)
         if self.options.behind_kib:
             self._catch_up()
+        if self.options.groups_settle and not self._groups_settle():
+            return False
         for load in self._loads:
             load.stop()
         if self.joiners is not None:
@@ -976,6 +984,48 @@ class World:
                 end = None if stream is None else stream.high_watermark
                 found.append(f"{SHARE_GROUP} is at {start} of {tp}, which ends at {end}")
         return ", ".join(found)
+
+    def _groups_settle(self) -> bool:
+        """Check that the consumer groups come to rest, once their members stay.
+
+        Each partition then has one member, which reads what was in it when the faults ended.
+        """
+        members = [load for load in self._loads if isinstance(load, MemberLoad)]
+        for load in members:
+            load.settle()
+        ends = {}
+        for tp in self.env.partitions:
+            stream = self._stream(tp.partition)
+            if stream is not None:
+                ends[tp] = stream.high_watermark
+        began_ns = self.time.now_ns
+        if not self.wait(GROUPS_NS, lambda: not self._unsettled_groups(members, ends)):
+            what = self._unsettled_groups(members, ends)
+            self.watch.violate("group-unsettled", f"{what}, {GROUPS_NS // S} s after heal")
+            return False
+        self.note(f"groups settled in {(self.time.now_ns - began_ns) // MS} ms")
+        return True
+
+    def _unsettled_groups(self, members: list[MemberLoad], ends: dict[TopicPartition, int]) -> str:
+        """Describe a group whose partitions are not each with one member that has read them."""
+        for group in sorted({load.group for load in members}):
+            positions: dict[TopicPartition, int] = {}
+            for load in members:
+                if load.group != group:
+                    continue
+                held = load.held
+                if held is None:
+                    return f"{load.name} is not in {group}"
+                for tp, position in held.items():
+                    if tp in positions:
+                        return f"{tp} has two members of {group}"
+                    positions[tp] = position
+            for tp in self.env.partitions:
+                if tp not in positions:
+                    return f"{tp} has no member of {group}"
+                if positions[tp] < ends.get(tp, 0):
+                    return f"{group} is at {positions[tp]} of {tp}, which ended at {ends[tp]}"
+        return ""
 
     def _aged(self, ageing: Ageing) -> bool:
         """Check, with all clocks right, that old data is deleted and nothing else."""

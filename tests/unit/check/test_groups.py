@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vdl.check.history import EPOCHS, Mark, Op, Record, Send
+import pytest
+
+from vdl.check.history import EPOCHS, MIXED, Mark, Op, Record, Send
 from vdl.check.report import find
 
 
@@ -49,7 +51,8 @@ def test_two_owners_in_one_generation_are_found() -> None:
     assert names(own(1, "m1", 1, "t-0"), own(2, "m2", 1, "t-0")) == {"own2"}
 
 
-def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
+@pytest.mark.parametrize("note", [EPOCHS, MIXED])
+def test_two_owners_at_one_time_are_found_whatever_their_epochs(note: str) -> None:
     """own-overlap: a member owns a partition between two accepted heartbeats that name it."""
 
     def owns(i: int, member: str, gen: int, *keys: str) -> Op:
@@ -57,7 +60,7 @@ def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
 
     def gets(i: int, member: str, gen: int, *keys: str) -> Op:
         made = own(i, member, gen, *keys)
-        made.note = EPOCHS
+        made.note = note
         return made
 
     handed_over = [gets(1, "m1", 1, "t-0"), owns(2, "m1", 1, "t-0"), gets(3, "m1", 1)]
@@ -66,6 +69,18 @@ def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
     assert names(*handed_over[:2], *twice) == {"own-overlap"}
     # An expelled member that does not know it yet owns nothing.
     assert not names(*handed_over[:2], gets(3, "m2", 2, "t-0"), owns(5, "m2", 2, "t-0"))
+
+
+def test_epochs_of_a_converted_group_may_be_used_again() -> None:
+    """Not by the same member: a commit of its earlier epoch is late."""
+    one, two = own(1, "m1", 8, "t-0"), own(3, "m2", 8, "t-0")
+    for made in (one, two):
+        made.note = MIXED
+    assert not names(one, two)
+    again = own(4, "m2", 9, "t-0")
+    again.note = MIXED
+    assert names(one, two, again, commit(5, 1, 8, member="m2")) == {"zombie-commit"}
+    assert not names(one, two, again, commit(5, 1, 8, member="m1"))
 
 
 def test_epochs_are_each_member_s_own() -> None:

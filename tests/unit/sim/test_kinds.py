@@ -21,6 +21,7 @@ def drawn(kind: str) -> list[Options]:
     [
         ("power", "cuts_at_places"),
         ("groups", "members"),
+        ("migrations", "groups_settle"),
         ("compacted", "keyed"),
         ("transactions", "transactional_producers"),
         ("directories", "old_copies"),
