@@ -164,6 +164,23 @@ def test_classic_members_of_a_downgraded_group_keep_what_they_have(cluster: Clus
     cluster.assert_replicas_equal()
 
 
+def test_static_member_of_the_classic_protocol_joins_a_converted_group(cluster: Cluster) -> None:
+    """It needs no member id for that, nor does its next process."""
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    protocols = {"range": subscription("t")}
+    ids = []
+    for _ in range(2):
+        call = join(cluster, group_instance_id="i", protocols=protocols)
+        for _ in range(4):
+            cluster.advance(1_100)
+            new.beat()
+        assert call.response.error_code == ErrorCode.NONE
+        ids.append(call.response.member_id)
+    assert set(group_of(cluster).members) == {"new", ids[1]}
+    assert group_of(cluster).static_members == {"i": ids[1]}
+
+
 def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(
     cluster: Cluster,
 ) -> None:

@@ -195,7 +195,8 @@ def handle_join_group(
             commands.Protocol(protocol.name, bytes(protocol.metadata))
             for protocol in request.protocols
         ],
-        known_member_id_required=version >= 4,
+        # A static member is known by its instance id.
+        known_member_id_required=version >= 4 and request.group_instance_id is None,
         members_max=config.group_max_size,
         hold_first_rebalance=groups.holds_first_rebalance(),
     )
