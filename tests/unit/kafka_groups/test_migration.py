@@ -181,6 +181,18 @@ def test_static_member_of_the_classic_protocol_joins_a_converted_group(cluster: 
     assert group_of(cluster).static_members == {"i": ids[1]}
 
 
+def test_member_that_commits_and_sends_no_heartbeat_is_removed(cluster: Cluster) -> None:
+    """It would keep partitions that others wait for."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    for _ in range(7):
+        cluster.advance(10_000)
+        answer = commit(cluster, 5, generation_id_or_member_epoch=one.epoch, member_id="one")
+    assert commit_error(answer) is ErrorCode.UNKNOWN_MEMBER_ID
+    two.join()
+    assert indexes(two) == [0, 1, 2, 3]
+
+
 def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(
     cluster: Cluster,
 ) -> None:

@@ -227,7 +227,9 @@ class GroupCoordinator:
             done(led, None)
             return
         if member_id:
-            led.renew_session(group_id, member_id)
+            # In a group of the newer protocol only heartbeats do, as in Kafka: a member that no
+            # longer sends any would keep partitions that are meant for others.
+            led.classic.renew(group_id, member_id)
 
         def applied(outcome: Outcome) -> None:
             if outcome.kind is OutcomeKind.APPLIED:
