@@ -9,6 +9,7 @@ from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, indexes
 from tests.unit.kafka_groups.test_offsets import commit, commit_error
 from vdl.errors import ErrorCode
+from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.wire import consumer_protocol_subscription as subscription_wire
 from vdl.state import coordinator
 from vdl.state.commands import SubscribedTopic
@@ -191,6 +192,28 @@ def test_member_that_commits_and_sends_no_heartbeat_is_removed(cluster: Cluster)
     assert commit_error(answer) is ErrorCode.UNKNOWN_MEMBER_ID
     two.join()
     assert indexes(two) == [0, 1, 2, 3]
+
+
+def test_downgrade_that_was_not_appended_is_proposed_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each JoinGroup is answered that the group rebalances, for ever."""
+    classic = started(cluster)
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    settle(cluster, classic, new)
+    with monkeypatch.context() as full:
+        full.setattr(LedConsumerGroups, "_downgrade", lambda self, group_id: None)
+        new.leave()
+        for _ in range(4):
+            cluster.advance(1_100)
+            answer = join(cluster, classic.member_id, protocols=classic.protocols()).response
+            assert answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CONSUMER
+    join(cluster, classic.member_id, protocols=classic.protocols())
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CLASSIC
+    classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
+    assert classic.owned == [0, 1, 2, 3]
 
 
 def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(

@@ -480,7 +480,11 @@ class LedConsumerGroups:
         member, group = answer.member, self._groups.groups.get(command.group_id)
         assert member is not None, command
         is_classic = self._led.machine.group(command.group_id) is not None
-        if (group is None and is_classic) or self._is_to_be_classic(command.group_id):
+        is_to_be = self._is_to_be_classic(command.group_id)
+        if is_to_be:
+            # The command may not have been appended when the last other member left.
+            self._downgrade(command.group_id)
+        if (group is None and is_classic) or is_to_be:
             told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
             return
         if group is None or member.member_id not in group.members:
