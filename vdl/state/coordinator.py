@@ -425,6 +425,11 @@ class Coordinator:
         self.consumer.bytes_max = self._room(self.consumer.bytes_held)
         return self.consumer.assign(command, now_ms)
 
+    def targets_fit(self, command: commands.AssignTargets) -> bool:
+        """Return False if AssignTargets would find no room, without changing the state."""
+        self.consumer.bytes_max = self._room(self.consumer.bytes_held)
+        return self.consumer.fit(command)
+
     def _of_share(self, apply: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
         """Wrap `apply` so that share groups first get their current size limit."""
 

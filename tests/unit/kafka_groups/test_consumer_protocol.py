@@ -276,6 +276,31 @@ def test_targets_without_room_are_computed_again(
     assert len(committed) == settled, "nothing is left to compute"
 
 
+def test_targets_that_still_have_no_room_are_not_proposed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each proposal would be an entry of a log whose coordinator is full."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    two.leave()
+    bytes_max = cluster.machine(GROUP).shared_bytes
+    monkeypatch.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+    committed = cluster.logs[cluster.servers[1].coordinator_group(GROUP)].committed
+    cluster.advance(10_000)
+    one.beat()
+    after = len(committed)
+    for _ in range(10):
+        cluster.advance(10_000)
+        one.beat()
+    assert len(committed) == after
+    monkeypatch.undo()
+    cluster.advance(40_000)
+    one.beat()
+    assert indexes(one) == [0, 1, 2, 3]
+
+
 def test_next_leader_goes_on_where_the_last_one_was(cluster: Cluster) -> None:
     """Members, epochs and targets stay, and every member gets a whole session timeout."""
     one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")

@@ -770,6 +770,10 @@ class LedConsumerGroups:
         if command is None:
             self._without_room.pop(request.group_id, None)
             return
+        if not self._led.machine.targets_fit(command):
+            # Proposing them would cost an entry of the log each time.
+            self._found_no_room(request, command)
+            return
 
         def decided(outcome: Outcome) -> None:
             if self._is_closed:
@@ -777,9 +781,7 @@ class LedConsumerGroups:
             if outcome.kind is not OutcomeKind.APPLIED:
                 self._compute_later(request.group_id, REPEAT_NS)
             elif not outcome.result.has_room:
-                self._without_room[request.group_id] = self._clock.now_ns() + NO_ROOM_NS
-                if request.epoch > request.assignment_epoch:
-                    self._propose_without_room(request, command)
+                self._found_no_room(request, command)
             elif not outcome.result.is_current:
                 self._compute_later(request.group_id)
             elif request.group_id in self._groups.groups:
@@ -788,22 +790,27 @@ class LedConsumerGroups:
 
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
 
+    def _found_no_room(self, request: Request, command: commands.AssignTargets) -> None:
+        self._without_room[request.group_id] = self._clock.now_ns() + NO_ROOM_NS
+        if request.epoch > request.assignment_epoch:
+            self._propose_without_room(request, command)
+
     def _propose_without_room(self, request: Request, command: commands.AssignTargets) -> None:
         """Propose no targets because they are too large to be kept: members keep theirs, and new
         ones get nothing until there is room."""
-        self._led.propose(
-            commands.AssignTargets(
-                group_id=command.group_id,
-                group_epoch=command.group_epoch,
-                next_epoch=command.next_epoch,
-                topics=list(request.known.values()),
-                patterns=[
-                    commands.ResolvedPattern(pattern, names)
-                    for pattern, names in sorted(request.known_patterns.items())
-                ],
-                targets=[],
-            )
+        none = commands.AssignTargets(
+            group_id=command.group_id,
+            group_epoch=command.group_epoch,
+            next_epoch=command.next_epoch,
+            topics=list(request.known.values()),
+            patterns=[
+                commands.ResolvedPattern(pattern, names)
+                for pattern, names in sorted(request.known_patterns.items())
+            ],
+            targets=[],
         )
+        if self._led.machine.targets_fit(none):
+            self._led.propose(none)
 
     # --- settings ------------------------------------------------------------------------------
     def _setting(self, group_id: str, name: str, default: int) -> int:

@@ -521,11 +521,7 @@ class ModernGroups:
         if any(member_id not in group.members for member_id, _ in targets):
             # An instance returned under another id meanwhile, which does not change the epoch.
             return TargetsAssigned(is_current=False)
-        more = subscription_bytes(command.topics, command.patterns)
-        for member_id, target in targets:
-            before = group.targets.get(member_id)
-            more += target_bytes(target) - (0 if before is None else target_bytes(before))
-        if self._refusal(group, more) is not ErrorCode.NONE:
+        if not self._fit(group, command):
             return TargetsAssigned(is_current=True, has_room=False)
         patterns = [*group.patterns, *(one.pattern for one in command.patterns)]
         group.set_topics(command.topics, command.patterns)
@@ -538,6 +534,19 @@ class ModernGroups:
         self._changed.group(group.group_id, changed, patterns)
         group.epoch = group.assignment_epoch = command.next_epoch
         return TargetsAssigned(is_current=True, events=[self._touch(group.group_id)])
+
+    def fit(self, command: commands.AssignTargets) -> bool:
+        """Return False if there is no room for these targets. Use: before they are proposed."""
+        group = self.groups.get(command.group_id)
+        is_current = group is not None and group.epoch == command.group_epoch
+        return not is_current or self._fit(self.groups[command.group_id], command)
+
+    def _fit(self, group: ModernGroup, command: commands.AssignTargets) -> bool:
+        more = subscription_bytes(command.topics, command.patterns)
+        for member_id, target in command.targets:
+            before = group.targets.get(member_id)
+            more += target_bytes(target) - (0 if before is None else target_bytes(before))
+        return self._refusal(group, more) is ErrorCode.NONE
 
     # --- queries -------------------------------------------------------------------------------
     def check_commit(
