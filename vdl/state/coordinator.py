@@ -173,7 +173,7 @@ class Coordinator:
             commands.ExpireConsumers: self._expire_consumers,
             commands.DowngradeConsumerGroup: self._downgrade_consumer_group,
             commands.JoinShareGroup: self._join_share_group,
-            commands.LeaveShareGroup: self.share.leave,
+            commands.LeaveShareGroup: self._of_share(self.share.leave),
             commands.RefreshShareGroup: self._of_share(self.share.refresh),
             commands.ClaimSharePartition: self.share.claim,
             commands.WriteShareState: self._of_share(self.share.write),

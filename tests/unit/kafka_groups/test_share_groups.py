@@ -15,7 +15,8 @@ from vdl.kafka.wire import describe_share_group_offsets as describe_wire
 from vdl.kafka.wire import list_groups as list_wire
 from vdl.kafka.wire import share_group_describe as group_wire
 from vdl.kafka.wire import share_group_heartbeat as wire
-from vdl.state import commands
+from vdl.state import commands, coordinator
+from vdl.state.coordinator import Coordinator
 from vdl.state.features import SHARE_VERSION
 from vdl.state.share_states import ClaimedShareState
 from vdl.state.table import decode_value
@@ -112,6 +113,26 @@ def test_heartbeats_that_are_refused(
     made = cluster()
     join(made, "a")
     assert beat(made, member, epoch, topics).response.error_code == code
+
+
+def test_a_leave_is_decided_alike_by_a_replica_that_has_just_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full coordinator creates no share-partitions then, whichever command came before."""
+    topic = commands.ShareTopic("t", b"t" * 16, [101, 102, 103])
+    machine, restarted = Coordinator(), Coordinator()
+    for index, member in enumerate("ab"):
+        join_group = commands.JoinShareGroup(GROUP, member, "", "c", "h", ["t"], [], 10)
+        assert machine.apply(join_group, 0, index).error is ErrorCode.NONE
+    bytes_max = machine.bytes_held + 3 * machine.share.states.size_of(GROUP) // 2 + 60
+    monkeypatch.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+    machine.apply(commands.RefreshShareGroup(GROUP, [topic]), 0, 8)
+    assert 0 < len(machine.share.states.of(GROUP)) < 3, "it is full"
+    restarted.load(machine.items())
+    for one in (machine, restarted):
+        one.apply(commands.LeaveShareGroup(GROUP, ["b"], [topic]), 0, 9)
+    assert machine.items() == restarted.items()
+    assert machine.bytes_held <= bytes_max
 
 
 def test_a_group_of_another_kind_is_no_share_group() -> None:
