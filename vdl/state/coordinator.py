@@ -452,6 +452,11 @@ class Coordinator:
             return ShareOffsetsAnswer(ErrorCode.GROUP_ID_NOT_FOUND)
         return self.share.alter(command, now_ms)
 
+    @property
+    def free_bytes(self) -> int:
+        """Size by which the state may still grow, as bounded by `COORDINATOR_BYTES_MAX`."""
+        return self._room(0)
+
     def bytes_of(self, group_id: str) -> int:
         """Return the estimated snapshot size of a group and its offsets; 0 if there is none."""
         held = self.offsets.bytes_of(group_id) + self.pending.bytes_of(group_id)

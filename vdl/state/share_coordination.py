@@ -122,6 +122,15 @@ class ShareCoordination:
             self.states.put(ShareState(key, partition_group, group.epoch, offset))
         return changed
 
+    def bytes_of_topic(self, group_id: str, topic_id: bytes, partitions: int) -> int:
+        """Return the size of the share-partitions that a topic new to the group needs.
+
+        0 if the group has share-partitions of it.
+        """
+        if any(known == topic_id for known, _ in self.states.of(group_id)):
+            return 0
+        return partitions * self.states.size_of(group_id)
+
     # --- leaders of partitions -----------------------------------------------------------------
     def claim(self, command: commands.ClaimSharePartition, now_ms: int) -> CommandAnswer:
         """Claim a share-partition for a leader. The answer's data is a `ClaimedShareState`."""

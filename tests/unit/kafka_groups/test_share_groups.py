@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.kafka_groups.cluster import Call, Cluster
 from vdl.errors import ErrorCode
+from vdl.kafka.groups.led_share_groups import SPARE_BYTES
 from vdl.kafka.wire import alter_share_group_offsets as alter_wire
 from vdl.kafka.wire import delete_groups as delete_groups_wire
 from vdl.kafka.wire import delete_share_group_offsets as delete_wire
@@ -113,6 +114,30 @@ def test_heartbeats_that_are_refused(
     made = cluster()
     join(made, "a")
     assert beat(made, member, epoch, topics).response.error_code == code
+
+
+def test_topic_is_read_once_all_of_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only a part had room, the rest would begin at 0, as a partition that was added."""
+    made = cluster()
+    join(made, "a")
+    made.create_topic("u", partitions=4)
+    topic_id = made.servers[1].catalog.topics["u"].topic_id
+    states = made.machine(GROUP).share.states
+    room = SPARE_BYTES + 4 * states.size_of(GROUP)
+    bytes_max = made.machine(GROUP).shared_bytes + room - 1
+    with monkeypatch.context() as full:
+        full.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+        assert places(beat(made, "a", 1, ["t", "u"]).response) == [0, 1, 2]
+        assert alter(made, "u", 1, 40).error_code == coordinator.COORDINATOR_IS_FULL
+        join(made, "b", "t", "u")
+        beat(made, "b", -1)
+        assert not any(topic == topic_id for topic, _ in states.of(GROUP))
+    epoch = made.machine(GROUP).share.groups.groups[GROUP].epoch
+    assert len(places(beat(made, "a", epoch).response)) == 7
+    begins = {i: one.start_offset for (topic, i), one in states.of(GROUP).items()}
+    assert begins == dict.fromkeys(range(4), -1)
+    assert all(one.start_offset == -1 for one in states.of(GROUP).values())
+    made.assert_replicas_equal()
 
 
 def test_a_leave_is_decided_alike_by_a_replica_that_has_just_started(

@@ -124,7 +124,9 @@ class LedCoordinator:
         self.notes = RebalanceNotes(machine, clock, log)
         self.classic = LedClassicGroups(self)
         self.consumer = LedConsumerGroups(self)
-        self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
+        self.share = LedShareGroups(
+            machine, clock, catalog, self.propose, lambda: self._tell_full(awaits_servers=False)
+        )
         self._expiry = OffsetExpiry(machine, clock, self._propose_then)
         self._offsets_timer = self._check_offsets_later()
 

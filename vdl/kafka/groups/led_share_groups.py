@@ -4,44 +4,56 @@
 A member that sends no heartbeat within the group's session timeout is removed by a command. A
 group's topics are those of the applied catalog at each heartbeat that finds them changed.
 
+A topic that is new to the group is left out until all of its share-partitions have room. If only
+some were created, the others would later be taken for partitions added to the topic, and would be
+read from their beginning.
+
 Does not depend on requests, share-partitions or other kinds of groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ids import GroupId
 from vdl.clock import Clock
 from vdl.kafka.configs.group_configs import BY_NAME
 from vdl.kafka.groups.member_sessions import MemberSessions
 from vdl.state.catalog import Catalog
 from vdl.state.commands import LeaveShareGroup, ShareTopic
+from vdl.state.coordinator import Coordinator
 from vdl.state.resource_configs import ResourceType
-from vdl.state.share_groups import ShareGroup, ShareGroups
+from vdl.state.share_groups import ShareGroup
 
 MEMBERS_MAX = 200
 """`group.share.max.size`: members of one group."""
+SPARE_BYTES = 64 << 10
+"""Room that a topic new to a group must leave: for commands that are decided before its own."""
 
 
 class LedShareGroups:
     """Leader's state of the share groups: see the module."""
 
-    __slots__ = ("_catalog", "_groups", "_propose", "_sessions")
+    __slots__ = ("_catalog", "_groups", "_machine", "_propose", "_sessions", "_tell_full")
 
     def __init__(
         self,
-        groups: ShareGroups,
+        machine: Coordinator,
         clock: Clock,
         catalog: Catalog,
         propose: Callable[[Any], None],
+        tell_full: Callable[[], None],
     ) -> None:
-        """`propose`: called by a timer, which tries again."""
-        self._groups = groups
+        """`propose`: called by a timer, which tries again. `tell_full`: called when a topic finds
+        no room."""
+        self._machine = machine
+        self._groups = machine.share.groups
         self._catalog = catalog
         self._propose = propose
+        self._tell_full = tell_full
         self._sessions = MemberSessions(clock, self._over)
-        for group in groups.groups.values():
+        for group in self._groups.groups.values():
             for member_id in group.members:
                 self.renew(group.group_id, member_id)
 
@@ -65,14 +77,37 @@ class LedShareGroups:
             if (group_id, member_id) not in self._sessions:
                 self.renew(group_id, member_id)
 
-    def topics_of(self, names: Iterable[str]) -> list[ShareTopic]:
-        """Return those of the topics that exist, by name."""
+    def topics_of(self, group_id: str, names: Iterable[str]) -> list[ShareTopic]:
+        """Return those of the topics that exist and have room, by name."""
         topics = self._catalog.topics
-        return [
-            ShareTopic(name, topics[name].topic_id, list(topics[name].partitions))
-            for name in sorted(set(names))
-            if name in topics
-        ]
+        group = self._groups.groups.get(group_id)
+        known = {} if group is None else group.topics
+        found: list[ShareTopic] = []
+        more = 0
+        for name in sorted(set(names)):
+            topic = topics.get(name)
+            if topic is None:
+                continue
+            before = known.get(name)
+            if before is None or before.topic_id != topic.topic_id:
+                needed = self._needed(group_id, topic.topic_id, topic.partitions)
+                if needed and not self._has_room(more + needed):
+                    self._tell_full()
+                    continue
+                more += needed
+            found.append(ShareTopic(name, topic.topic_id, list(topic.partitions)))
+        return found
+
+    def has_room(self, group_id: str, topics: Iterable[tuple[bytes, list[GroupId]]]) -> bool:
+        """Return True if all share-partitions of topics that the group does not read have room."""
+        needed = sum(self._needed(group_id, topic_id, groups) for topic_id, groups in topics)
+        return not needed or self._has_room(needed)
+
+    def _needed(self, group_id: str, topic_id: bytes, partitions: Sequence[GroupId]) -> int:
+        return self._machine.share.bytes_of_topic(group_id, topic_id, len(partitions))
+
+    def _has_room(self, needed: int) -> bool:
+        return needed + SPARE_BYTES <= self._machine.free_bytes
 
     def close(self) -> None:
         """Stop because the server no longer leads the coordinator."""
@@ -89,8 +124,11 @@ class LedShareGroups:
         """Return the subscribed topics without these members."""
         gone = set(member_ids)
         return self.topics_of(
-            name
-            for member in group.members.values()
-            if member.member_id not in gone
-            for name in member.topic_names
+            group.group_id,
+            (
+                name
+                for member in group.members.values()
+                if member.member_id not in gone
+                for name in member.topic_names
+            ),
         )

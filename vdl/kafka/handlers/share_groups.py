@@ -153,7 +153,7 @@ def _stay(
     if rack is None:
         rack = "" if member is None else member.rack_id
     others = () if group is None else group.topic_names
-    topics = led.share.topics_of({*others, *names})
+    topics = led.share.topics_of(group_id, {*others, *names})
     command = JoinShareGroup(
         group_id,
         member_id,

@@ -21,6 +21,7 @@ from ids import GroupId, Offset
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
 from vdl.kafka.lookup import Topic, find_topic
@@ -45,7 +46,7 @@ from vdl.kafka.wire.describe_share_group_offsets import (
 )
 from vdl.state.commands import AlterShareOffsets, DeleteShareOffsets
 from vdl.state.coordinator import Coordinator
-from vdl.state.group_kinds import GroupKind
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind
 from vdl.state.share_coordination import ShareOffsetsAnswer
 from vdl.state.share_states import UNSET_OFFSET, ShareState
 
@@ -59,6 +60,8 @@ def _why(code: ErrorCode, group_id: str) -> str | None:
         return f"Group {group_id} not found."
     if code is ErrorCode.NON_EMPTY_GROUP:
         return f"Group {group_id} is not empty."
+    if code is COORDINATOR_IS_FULL:
+        return "The coordinator has no room for the topics' share-partitions."
     return None
 
 
@@ -220,6 +223,12 @@ def handle_alter_share_group_offsets(
             target.error_code = one
         later.complete(response)
 
+    led = group_coordinator(ctx).find(request.group_id)
+    if isinstance(led, LedCoordinator) and not led.share.has_room(request.group_id, named.items()):
+        # If only some were created, the others would be read from their beginning.
+        return AlterShareGroupOffsetsResponse(
+            error_code=COORDINATOR_IS_FULL, error_message=_why(COORDINATOR_IS_FULL, "")
+        )
     command = AlterShareOffsets(request.group_id, changes, list(named.items()), as_kafka=True)
     group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later
