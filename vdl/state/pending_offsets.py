@@ -135,12 +135,19 @@ class PendingOffsets:
         """
         ended = self._ended.get(producer_id)
         if ended is None:
-            if 0 <= asked_at < self._forgotten_index:
+            if self.may_have_forgotten(asked_at):
                 return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # verify it again
             return ErrorCode.NONE
         if epoch < ended.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         return ErrorCode.INVALID_TXN_STATE if number <= ended.number else ErrorCode.NONE
+
+    def may_have_forgotten(self, asked_at: int) -> bool:
+        """Return True if an end after entry `asked_at` may be forgotten; False for -1.
+
+        It may be that of a producer which is known again: an older end of it was repeated.
+        """
+        return 0 <= asked_at < self._forgotten_index
 
     # --- changes -------------------------------------------------------------------------------
     def add(self, pending: PendingOffset) -> None:

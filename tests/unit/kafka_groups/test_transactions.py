@@ -25,7 +25,7 @@ from vdl.kafka.wire import txn_offset_commit as commit_wire
 from vdl.kafka.wire import write_txn_markers as markers_wire
 from vdl.logstream.group.state_group import NOT_APPENDED
 from vdl.patterns import Pattern
-from vdl.state import commands
+from vdl.state import commands, pending_offsets
 from vdl.state.transactions import TransactionalId, TransactionState
 
 INIT, ADD, ADD_OFFSETS, END, MARKERS, COMMIT, DESCRIBE, LIST, FETCH = (
@@ -696,6 +696,49 @@ def test_producer_that_names_no_member_commits_though_members_go(cluster: Cluste
     cluster.pump()
     assert asked.response.topics[0].partitions[0].error_code == 0
     assert not cluster.machine(GROUP).consumer.groups[GROUP].members
+
+
+def test_transaction_is_verified_again_if_its_end_may_be_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer may be known again by an earlier end that came twice.
+
+    The offset would become part of the producer's next transaction.
+    """
+    monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
+    init(cluster)
+    who = known(cluster)
+    request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, who.epoch, GROUP)
+    assert cluster.call(ADD_OFFSETS, 3, request).response.error_code == 0
+    server, held = cluster.servers[1], list[Callable[[], None]]()
+    ask, number = server.command_group, server.coordinator_group(GROUP)
+
+    def hold(group_id: int, data: bytes, *, deadline_ns: int, done: Callable[..., None]) -> None:
+        def answered(outcome: Any) -> None:
+            held.append(lambda: done(outcome))
+
+        ask(group_id, data, deadline_ns=deadline_ns, done=answered)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(server, "command_group", hold)
+        topic = commit_wire.TxnOffsetCommitRequestTopic(
+            "t", partitions=[commit_wire.TxnOffsetCommitRequestPartition(0, 7)]
+        )
+        commit = commit_wire.TxnOffsetCommitRequest(
+            X, GROUP, who.producer_id, who.epoch, topics=[topic]
+        )
+        late = cluster.call(COMMIT, 3, commit)
+    assert end(cluster, version=4).response.error_code == 0
+    cluster.advance(1_000)
+    for producer_id, of in ((801, 1), (802, 1), (who.producer_id, 0)):
+        again = commands.EndTransactionOffsets(producer_id, who.epoch, of, True)
+        ask(number, commands.encode_command(again), deadline_ns=1 << 62, done=lambda _: None)
+        cluster.pump()
+    for answer in held:
+        answer()
+    cluster.pump()
+    assert late.response.topics[0].partitions[0].error_code == ErrorCode.INVALID_TXN_STATE
+    assert not cluster.machine(GROUP).pending.holds(GROUP)
 
 
 def test_offsets_outside_of_a_transaction_are_refused(cluster: Cluster) -> None:

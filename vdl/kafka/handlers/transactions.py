@@ -391,6 +391,10 @@ class _OffsetsCommit:
         """Propose the offsets. `number` is that of the transaction."""
         assert self._led is not None, "`begin` was called"
         self._attempts_left -= 1
+        if self._attempts_left and self._led.machine.pending.may_have_forgotten(self._asked_at):
+            # The transaction may have ended since: ask again.
+            self.begin(self._led)
+            return
         request = self._request
         epoch, member_id = request.generation_id_or_member_epoch, request.member_id
         if self._names_nobody:
