@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rpc.hello import PROTOCOL_VERSION, VERSION_OF_MANY_POSITIONS
 from tests.unit.kafka_groups.client import GROUP, leave, stable_group
 from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, settle
@@ -20,7 +21,7 @@ from vdl.kafka.wire import offset_fetch as fetch_wire
 from vdl.state import commands
 from vdl.state.group_kinds import GroupKind
 
-DAY_MS = 86_400_000
+DAY_MS, MINUTE_MS = 86_400_000, 60_000
 
 
 @pytest.fixture
@@ -180,6 +181,38 @@ def test_offsets_of_topics_nobody_subscribes_to_expire(cluster: Cluster) -> None
     one.leave()
     machine.apply(commands.ExpireOffsets(1_000, [], now_ms), now_ms, 1_001)
     assert machine.kind_of(GROUP) is None
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION, VERSION_OF_MANY_POSITIONS - 1])
+def test_offsets_of_a_group_expire_a_while_after_its_last_member_left(
+    version: int, *, deletes: bool
+) -> None:
+    """They may be older, because a quiet partition is not committed again.
+
+    A client that is restarted would lose its place.
+    """
+    cluster = Cluster(3, offsets_retention_minutes=30)
+    cluster.speak(version, 2, 3)
+    for topic in ("t", "u"):
+        cluster.create_topic(topic)
+    one = Consumer(cluster, "one", "t", "u")
+    one.join()
+    for topic in ("t", "u"):
+        commit(cluster, "one", one.epoch, topic)
+    for _ in range(80):
+        cluster.advance(MINUTE_MS // 2)
+        one.beat()
+    one.leave()
+    if deletes:
+        cluster.apply_catalog(commands.DeleteTopics(["u"]))
+    cluster.advance(20 * MINUTE_MS)
+    assert ("t", 0) in cluster.machine(GROUP).offsets.of(GROUP)
+    if version == PROTOCOL_VERSION:
+        assert (("u", 0) in cluster.machine(GROUP).offsets.of(GROUP)) is not deletes
+    cluster.advance(30 * MINUTE_MS)
+    assert cluster.machine(GROUP).kind_of(GROUP) is None
+    cluster.assert_replicas_equal()
 
 
 def test_settings_of_a_group_take_effect(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.groups.led_classic_groups import LedClassicGroups
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
-from vdl.kafka.groups.offset_expiry import OffsetExpiry
+from vdl.kafka.groups.offset_expiry import OffsetExpiry, was_just_left
 from vdl.kafka.groups.rebalance_notes import RebalanceNotes
 from vdl.kafka.host import Compute
 from vdl.kafka.limits.pattern_work import PatternWork
@@ -284,15 +284,23 @@ class LedCoordinator:
         retention_ms = self.options.offsets_retention_minutes * 60_000
         deleted = self._deleted_partitions()
         now_ms = self._settled_ms()
-        if self.machine.positions_bound is not None:
+        if self._expires_by_group:
             self._expiry.begin(retention_ms, deleted, now_ms)
-        elif (
-            deleted
-            or self.machine.expirable(now_ms, retention_ms)
-            or self.machine.expirable_of_kinds(now_ms, retention_ms)
-        ):
-            self.propose(commands.ExpireOffsets(retention_ms, deleted, now_ms))
+        else:
+            machine = self.machine
+            of_kinds = machine.expirable_of_kinds(now_ms, retention_ms)
+            # The older command names no groups, so it waits while one must not be named.
+            is_held = any(was_just_left(machine, one, retention_ms, now_ms) for one, _ in of_kinds)
+            if not is_held and (deleted or of_kinds or machine.expirable(now_ms, retention_ms)):
+                self.propose(commands.ExpireOffsets(retention_ms, deleted, now_ms))
         self._offsets_timer = self._check_offsets_later()
+
+    @property
+    def _expires_by_group(self) -> bool:
+        """True if all replicas know the command that names the groups."""
+        if self.machine.positions_bound is not None:
+            return True
+        return self.state_group.members_speak(VERSION_OF_MANY_POSITIONS)
 
     def _check_offsets_later(self) -> Timer:
         delay_ns = self.options.offsets_retention_check_ms * MS

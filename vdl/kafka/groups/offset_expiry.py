@@ -5,6 +5,10 @@ third of a second. So its leader scans the groups over many turns. Each turn's f
 a command for the groups of that turn; the next turn follows once the command is decided. A group
 that changes in between is judged when the command is applied.
 
+The commands count the time of a group of the newer protocol from its commits. Such a group may have
+had members for longer than offsets are kept, without a new commit. So a group that lost its last
+member less than that time ago is not named, and keeps its offsets until its next members come.
+
 Does not depend on when a scan starts, nor on which partitions are deleted.
 """
 
@@ -19,6 +23,8 @@ from vdl.logstream.group.state_group import Outcome
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
+FOREVER_MS = 1 << 60
+"""Retention in a command that only removes what deleted partitions have."""
 LOOKED_AT_PER_TURN = 8_000
 """Positions scanned in a turn, plus at most those of one group. Removing that many takes some
 25 ms."""
@@ -80,22 +86,51 @@ class OffsetExpiry:
         due.update(group_id for group_id, _ in kinds)
         if deleted:
             due.update(one for one in looked_at if offsets.in_partitions(one, deleted))
-        if due or (deleted and self._is_first):
+        kept = {
+            group_id
+            for group_id in due
+            if was_just_left(self._machine, group_id, self._retention_ms, self._now_ms)
+        }
+        steps = [(sorted(due - kept), self._retention_ms)]
+        if deleted:
+            steps.append((sorted(kept), FOREVER_MS))
+        steps = [(group_ids, retention_ms) for group_ids, retention_ms in steps if group_ids]
+        if deleted and self._is_first and not steps:
             # The first command also removes what deleted partitions have besides positions.
-            self._expire(sorted(due))
+            steps = [([], self._retention_ms)]
+        self._is_first = False
+        if steps:
+            self._expire(steps)
         elif looked_at:
             self._look_on()
         else:
             self._is_looking = False
-        self._is_first = False
 
     def _look_on(self) -> None:
         if self._is_looking:
             self._timer = self._clock.call_later(PAUSE_NS, self._look)
 
-    def _expire(self, group_ids: list[str]) -> None:
-        """Propose to remove the groups' expired offsets. If that fails, the next check retries."""
+    def _expire(self, steps: list[tuple[list[str], int]]) -> None:
+        """Propose to remove offsets of the groups of each step, with its retention.
+
+        If that fails, the next check retries.
+        """
+        (group_ids, retention_ms), *others = steps
+
+        def decided(_: Outcome) -> None:
+            if others and self._is_looking:
+                self._expire(others)
+            else:
+                self._look_on()
+
         self._propose(
-            commands.ExpireOffsetsOf(group_ids, self._retention_ms, self._deleted, self._now_ms),
-            lambda _: self._look_on(),
+            commands.ExpireOffsetsOf(group_ids, retention_ms, self._deleted, self._now_ms), decided
         )
+
+
+def was_just_left(machine: Coordinator, group_id: str, retention_ms: int, now_ms: int) -> bool:
+    """Return True if a group of the newer protocol lost its last member within that time."""
+    group = machine.consumer.groups.get(group_id)
+    if group is None or group.members:
+        return False
+    return group.changed_ms + retention_ms > now_ms
