@@ -48,7 +48,7 @@ SECONDS = (6, 9)
 LONG_SPELL_MS = 9_000
 LATE_CHANCE = 0.5
 VERY_MANY_PRODUCERS, VERY_MANY_PARTITIONS = (10, 14), 14
-STATIC_CHANCE, MIXED_CHANCE = 0.6, 0.7
+STATIC_CHANCE, MIXED_CHANCE, WIDE_CHANCE = 0.6, 0.7, 0.5
 SLOW_US = (2_000, 30_000)
 """Link delays at which operations of two steps are often interrupted half done."""
 
@@ -150,6 +150,8 @@ def _migrations(world: Options, rng: Random) -> Options:
         checkpoint_kib=rng.choice((2, 4, 16, 64)),
         command_entries=rng.choice((3, 20, 100)),
         growth=rng.choice((0, 0, 1)),
+        topic_churn=_rate(rng, 0.3, 1.5),
+        wide_patterns=rng.random() < WIDE_CHANCE,
     )
 
 

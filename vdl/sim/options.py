@@ -254,6 +254,8 @@ class Options:
 
     Only a kind of worlds of its own has it.
     """
+    wide_patterns: bool = False
+    """True if patterns match the topics that are created and deleted, too."""
     groups_settle: bool = False
     """True if the members stay at last, and the groups must come to rest and read everything."""
     place_bytes: int = 0

@@ -7,7 +7,7 @@ how the history is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
 
@@ -50,6 +50,8 @@ EPOCH_GROUP = "epochs"
 """Group whose coordinator assigns."""
 MIXED_GROUP = "mixed"
 """Group with members of both protocols."""
+CHURNED = "churn"
+"""First part of the names of topics that are created and deleted."""
 BACKLOG_MAX = 40
 """Unfinished batches at which a producer waits, like one with a full buffer.
 
@@ -60,6 +62,10 @@ STATIC = 0.5
 OVERLAPS, OVERLAP_NS = 0.4, 4 * S
 """Chance that the next process of an instance starts before the previous one ends, and the time
 after which that one ends at last.
+"""
+LIFE_S = (1, 4)
+"""Seconds that a member of a mixed group lives: so short that at times none of one protocol is
+left, and the group is converted.
 """
 QUIET = 0.01
 """Chance that a producer that can expire pauses, for about as long as its expiry."""
@@ -393,7 +399,7 @@ class MemberLoad:
         consumer = Consumer(
             client,
             SubscriptionState(ResetStrategy.EARLIEST),
-            lambda fetched: note_poll(env, name, fetched, member),
+            lambda fetched: self._polled(name, fetched, member),
             ConsumerOptions(
                 max_wait_ms=100,
                 poll_interval_ms=rng.choice((0, 30)),
@@ -408,7 +414,9 @@ class MemberLoad:
             keeps_heartbeats=env.options.groups_settle and not self._by_epochs,
         )
         if self._by_epochs:
-            pattern = f"{env.topic}.*" if rng.random() < 0.3 else ""
+            pattern = self._pattern() if rng.random() < 0.3 else ""
+            if pattern and env.options.wide_patterns:
+                client.want_all()
             member: GroupMember = EpochMember(
                 client, consumer, self._group, options, pattern=pattern
             )
@@ -427,16 +435,37 @@ class MemberLoad:
         member.on_committed = lambda tp, offset, t0: self._committed(name, tp, offset, t0)
         self._member, self._consumer = member, consumer
         if rng.random() < 0.3:
-            consumer.subscribe_pattern(f"{env.topic}.*")
+            consumer.subscribe_pattern(self._pattern())
         else:
             consumer.subscribe([env.topic])
         member.start()
-        self._clock.call_later(rng.randint(2, 12) * S, lambda: self._end(member, consumer, client))
+        life = rng.randint(*(LIFE_S if env.options.mixed_group else (2, 12)))
+        self._clock.call_later(life * S, lambda: self._end(member, consumer, client))
         self._schedule_commit(name, member, consumer)
+
+    def _pattern(self) -> str:
+        env = self._env
+        if env.options.wide_patterns:
+            return f"({env.topic}|{CHURNED}).*"
+        return f"{env.topic}.*"
+
+    def _polled(self, name: str, fetched: Fetched, member: GroupMember) -> None:
+        if fetched.tp.topic == self._env.topic:
+            note_poll(self._env, name, fetched, member)
+
+    def _keys(self, tps: Iterable[TopicPartition]) -> list[str]:
+        """Return the names of partitions of the world's topic, for the history."""
+        return [str(tp) for tp in tps if tp.topic == self._env.topic]
+
+    def _positions(self, consumer: Consumer) -> dict[TopicPartition, int]:
+        """Return the positions to commit: those in the world's topic."""
+        positions = consumer.subscription.consumed_positions()
+        return {tp: at for tp, at in positions.items() if tp.topic == self._env.topic}
 
     def _end(self, member: GroupMember, consumer: Consumer, client: KafkaClient) -> None:
         """Leave the group, or crash without leaving, and rejoin later as a new member."""
-        if self._stopped or self._is_settling or self._rng.random() < 0.4:
+        stays = 0.0 if self._env.options.mixed_group else 0.4
+        if self._stopped or self._is_settling or self._rng.random() < stays:
             return
         if self._instance_id is not None and self._rng.random() < OVERLAPS:
             self._clock.call_later(
@@ -462,7 +491,7 @@ class MemberLoad:
             if consumer.closed or self._stopped:
                 return
             self._clock.call_later(self._rng.randint(100, 1_000) * MS, commit)
-            offsets = consumer.subscription.consumed_positions()
+            offsets = self._positions(consumer)
             if offsets and member.generation >= 0:
                 self._commit(name, member, offsets, member.generation, member.member_id)
             if self._rng.random() < 0.5:
@@ -496,7 +525,7 @@ class MemberLoad:
     ) -> None:
         op = self._env.recorder.happened(name, "rebalance", sent_ns)
         op.group, op.gen, op.member = self._group, gen, self._name_of(member.member_id)
-        op.keys = [str(tp) for tp in tps]
+        op.keys = self._keys(tps)
         if self._group == MIXED_GROUP:
             op.note = MIXED
         elif self._by_epochs:
@@ -525,14 +554,14 @@ class MemberLoad:
         op = self._env.recorder.happened(name, "revoke")
         op.group, op.gen = self._group, member.generation
         op.member = self._name_of(member.member_id)
-        offsets = member.consumer.subscription.consumed_positions()
+        offsets = self._positions(member.consumer)
         self._before = (offsets, member.generation, member.member_id) if offsets else None
         if self._rng.random() < 0.3:
             self._commit_late(name, member)
 
     def _commit_late(self, name: str, member: GroupMember) -> None:
         """Commit late: part of the member has not noticed the revocation."""
-        offsets = member.consumer.subscription.consumed_positions()
+        offsets = self._positions(member.consumer)
         generation, member_id = member.generation, member.member_id
 
         def late() -> None:
@@ -543,6 +572,8 @@ class MemberLoad:
             self._clock.call_later(self._rng.randint(0, 1_000) * MS, late)
 
     def _committed(self, name: str, tp: TopicPartition, offset: int, asked_ns: int) -> None:
+        if tp.topic != self._env.topic:
+            return
         op = self._env.recorder.happened(name, "committed", asked_ns)
         op.group = self._group
         op.marks.append(Mark(str(tp), offset))
@@ -553,7 +584,7 @@ class MemberLoad:
         """Record a heartbeat that reported the member's partitions."""
         op = self._env.recorder.happened(name, "owns", sent_ns)
         op.group, op.gen, op.member = self._group, epoch, self._name_of(member.member_id)
-        op.keys = [str(tp) for tp in tps]
+        op.keys = self._keys(tps)
 
     def _name_of(self, member_id: str) -> str:
         """Return the name of a member for the history: an instance stays one under any id."""
@@ -683,7 +714,7 @@ class TopicChurn:
         if not self._churning:
             return
         self._schedule()
-        name = f"churn-{self._rng.randint(0, 2)}"
+        name = f"{CHURNED}-{self._rng.randint(0, 2)}"
         tp = TopicPartition(name, 0)
         choice = self._rng.random()
         if choice < 0.4:

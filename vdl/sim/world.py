@@ -993,6 +993,9 @@ class World:
         members = [load for load in self._loads if isinstance(load, MemberLoad)]
         for load in members:
             load.settle()
+        for churn in self._loads:
+            if isinstance(churn, TopicChurn):
+                churn.stop()
         ends = {}
         for tp in self.env.partitions:
             stream = self._stream(tp.partition)
