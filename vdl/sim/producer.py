@@ -389,9 +389,11 @@ class Producer:
         lost_order = error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not waits_for_earlier
         retriable = error in RETRIABLE or waits_for_earlier
         # Servers remember only the last batches of a producer. If an answer of a former leader was
-        # lost, and the new one appended that many later batches, a retry is out of order, as with
-        # Kafka.
-        is_remembered = batch.later_delivered < WINDOW_BATCHES
+        # lost, and as many later batches were appended, there or by the new leader, a retry is out
+        # of order, as with Kafka.
+        later = partition.batches[partition.batches.index(batch) + 1 :]
+        later_appended = batch.later_delivered + sum(one.uncertain for one in later)
+        is_remembered = later_appended < WINDOW_BATCHES
         if lost_order and is_remembered and not self._resetting:
             self.order_lost.append(tp)
         if self.options.idempotent and (error in _RESET or lost_order):
