@@ -151,16 +151,15 @@ class GroupMember:
             row = response
             if not isinstance(response, Failure) and response.coordinators:
                 row = response.coordinators[0]
-            is_found = not (isinstance(row, Failure) or row.error_code)
-            if is_found:
+            if not isinstance(row, Failure) and not row.error_code:
                 self._coordinator = row.node_id
                 self.client.refresh()
             if self.options.keeps_heartbeats and self.state is MemberState.STABLE:
                 self._schedule_heartbeat()
-            elif is_found:
-                self._step()
-            else:
+            elif self._coordinator < 0:
                 self._later(self._step)
+            else:
+                self._step()
 
         self.client.call_any(find_coordinator, build, answered)
 

@@ -996,7 +996,7 @@ class World:
         for churn in self._loads:
             if isinstance(churn, TopicChurn):
                 churn.stop()
-        ends = {}
+        ends: dict[TopicPartition, int] = {}
         for tp in self.env.partitions:
             stream = self._stream(tp.partition)
             if stream is not None:
