@@ -7,8 +7,8 @@ record has delivered it. The first record of a partition that a group saw is whe
 If members have epochs of their own (KIP-848), a partition has one owner in each epoch, a commit is
 accepted from its member's current epoch only, and two members never own a partition at one time: a
 member owned one between two accepted heartbeats if the second still listed it. In a group that is
-converted between the protocols the epochs of members that left may be used again, so there only
-the time counts.
+converted between the protocols the epochs of members that left may be used again, and begin anew
+once it had no members. So there only the time counts, and the epoch that a member had last.
 
 Does not depend on how assignments are made.
 """
@@ -45,10 +45,12 @@ def zombie_commits(evidence: Evidence) -> Iterator[Anomaly]:
     """Find commits accepted from a generation that was over when they were sent."""
     began: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     by_epochs = _groups_by_epochs(evidence)
+    mixed = {op.group for op in evidence.ops if op.f == "rebalance" and op.note == MIXED}
     for op in evidence.ops:
         if op.f in ("rebalance", "owns") and op.ok and op.group:
             times = began[op.group, op.member if op.group in by_epochs else ""]
-            times.append((op.t1, max(op.gen, times[-1][1] if times else -1)))
+            before = times[-1][1] if times and op.group not in mixed else -1
+            times.append((op.t1, max(op.gen, before)))
     for op in evidence.ops:
         if op.f == "commit" and op.ok and op.gen >= 0:
             times = began[op.group, op.member if op.group in by_epochs else ""]

@@ -587,8 +587,12 @@ class MemberLoad:
         op.keys = self._keys(tps)
 
     def _name_of(self, member_id: str) -> str:
-        """Return the name of a member for the history: an instance stays one under any id."""
-        return self._instance_id or member_id
+        """Return the name of a member for the history: an instance stays one under any id.
+
+        Not in a mixed group, whose epochs may begin anew for the next id.
+        """
+        is_mixed = self._group == MIXED_GROUP
+        return member_id if is_mixed else self._instance_id or member_id
 
 
 class OffsetAsker:

@@ -1026,8 +1026,9 @@ class World:
             for tp in self.env.partitions:
                 if tp not in positions:
                     return f"{tp} has no member of {group}"
-                if positions[tp] < ends.get(tp, 0):
-                    return f"{group} is at {positions[tp]} of {tp}, which ended at {ends[tp]}"
+                end = ends.get(tp, 0)
+                if positions[tp] < end:
+                    return f"{group} is at {positions[tp]} of {tp}, which ended at {end}"
         return ""
 
     def _aged(self, ageing: Ageing) -> bool:

@@ -56,7 +56,7 @@ MIXED = Options(
 
 
 def test_members_of_both_protocols_share_a_group_that_settles() -> None:
-    """It is converted both ways, and instances of both protocols return under other ids."""
+    """It is converted both ways while members of both protocols go and return."""
     world = World(2, MIXED)
     kinds: list[str] = []
 
@@ -76,8 +76,8 @@ def test_members_of_both_protocols_share_a_group_that_settles() -> None:
     assert not outcome.violations
     assert kinds.count("consumer") > 1, kinds
     assert kinds.count("classic") > 1, kinds
-    named = {op.member for op in world.recorder.ops if op.f == "rebalance"}
-    assert named & {"e0", "m0", "m1"}, "an instance has a name that stays"
+    instances = {op.proc for op in world.recorder.ops if op.f == "rebalance"}
+    assert len(instances) > 3, "members return"
 
 
 def test_group_whose_targets_are_never_computed_does_not_settle(
