@@ -308,7 +308,7 @@ def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
     log = raft.log
     if (log.last_term, log.last_index, -raft.id) > (msg.log_term, msg.index, -msg.from_):
         return True
-    raft.votes = {}
+    raft.votes = None
     raft.state = FOLLOWER
     return False
 
@@ -347,7 +347,7 @@ def on_vote_answer(raft: Raft, msg: MsgVoteResp) -> None:
 
 
 def _on_pre_vote_answer(raft: Raft, msg: MsgPreVoteResp) -> None:
-    if raft.state is not PRE_CANDIDATE:
+    if raft.state is not PRE_CANDIDATE or raft.votes is None:
         return
     result = _count(raft, raft.votes, msg)
     if result is VoteResult.WON:

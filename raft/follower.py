@@ -194,7 +194,6 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
     log.restore(snapshot)
     # The snapshot's membership replaces the old one. It need not contain this replica: a snapshot
     # at the start of the log may be older than the change that added the replica.
-    raft.progress = {}
     raft.set_membership(membership, snapshot.index)
     return True
 
@@ -210,7 +209,7 @@ def take_state(raft: Raft, snapshot: Snapshot) -> None:
     assert log.matches(index=index, term=snapshot.term), (index, snapshot.term)
     log.commit_to(index)
     log.cold_read_first = NO_INDEX
-    log.cold_committed = []
+    log.cold_committed = ()
     log.applied_to(index, 0)
     raft.set_membership(members.restored(snapshot.conf_state), index)
 
@@ -258,7 +257,7 @@ def _on_read_index(raft: Raft, msg: MsgReadIndex) -> None:
 
 
 def _on_read_index_answer(raft: Raft, msg: MsgReadIndexResp) -> None:
-    raft.read_states.append(ReadState(msg.index, msg.context))
+    raft.read_states += (ReadState(msg.index, msg.context),)
 
 
 # `...`: each handler takes the message type under which it is listed.

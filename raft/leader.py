@@ -66,6 +66,7 @@ def become_leader(raft: Raft) -> None:
     assert raft.may_lead
     assert raft.state is not LEADER
     raft.reset(raft.term)
+    raft.begin_progress()
     raft.lead = raft.id
     raft.state = LEADER
     raft.election_is_over()
@@ -353,7 +354,7 @@ def _maybe_send_append(
             piece = raft.max_size_per_msg
             if progress.is_learner:
                 piece = min(piece, raft.paced.get(node, piece))
-            raft.cold_reads.append(ColdRead(node, progress.next, answer.end, piece))
+            raft.cold_reads += (ColdRead(node, progress.next, answer.end, piece),)
             return False
         # No read from disk before the logs are known to agree there: send an empty probe.
         entries = []
@@ -585,7 +586,7 @@ def _confirm_reads(raft: Raft, node: NodeId, name: bytes) -> None:
 
 def _answer_read(raft: Raft, requester: NodeId, context: bytes, index: Index) -> None:
     if requester in (NONE, raft.id):
-        raft.read_states.append(ReadState(index, context))
+        raft.read_states += (ReadState(index, context),)
     else:
         raft.msgs.append(MsgReadIndexResp(requester, raft.id, raft.term, index, context))
 

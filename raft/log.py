@@ -19,6 +19,7 @@ indexes no longer count, even if the disk reports them as done.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from ids import NO_INDEX, NO_TERM, Index, Offset, Term
@@ -80,7 +81,7 @@ class RaftLog:
         """True if nothing more may be given out before some of it is applied."""
         self.cold_read_first: Index = NO_INDEX
         """First index of the host's read from disk for applying; 0 if none is pending."""
-        self.cold_committed: list[Entry] = []
+        self.cold_committed: Sequence[Entry] = ()
         """Result of that read, for the next Ready."""
 
     # --- Queries -------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class RaftLog:
         self.snapshot = snapshot
         self.snapshot_in_progress = False
         self.cold_read_first = NO_INDEX
-        self.cold_committed = []
+        self.cold_committed = ()
 
     # --- Towards the disk ----------------------------------------------------------------------
 
@@ -313,7 +314,7 @@ class RaftLog:
         if not self.has_committed(allow_unstable=allow_unstable):
             return []
         end = self.committed if allow_unstable else min(self.committed, self.stable)
-        entries = self.cold_committed
+        entries = list(self.cold_committed)
         if not entries:
             room = self.applying_bytes_max - self.applying_bytes
             assert room > 0, (self.applying_bytes, self.applying_bytes_max)
@@ -326,7 +327,7 @@ class RaftLog:
         last = entries[-1].index
         assert last <= self.committed, (last, self.committed)
         self.cold_read_first = NO_INDEX
-        self.cold_committed = []
+        self.cold_committed = ()
         self.applying = last
         self.applying_bytes += size_of(entries)
         # Entries that stop short of the end mean that the limit was reached.

@@ -81,14 +81,22 @@ class Membership:
         return self.incoming | self.outgoing | self.learners
 
     def conf_state(self) -> ConfState:
-        """Return the form used in snapshots and storages."""
-        return ConfState(
-            voters=tuple(sorted(self.incoming)),
-            voters_outgoing=tuple(sorted(self.outgoing)),
-            learners=tuple(sorted(self.learners)),
-            learners_next=tuple(sorted(self.learners_next)),
-            auto_leave=self.auto_leave,
-        )
+        """Return the form used in snapshots and storages.
+
+        Groups with the same members share one value.
+        """
+        return _conf_state(self)
+
+
+@lru_cache(maxsize=MEMBERSHIPS_SHARED)
+def _conf_state(membership: Membership) -> ConfState:
+    return ConfState(
+        voters=tuple(sorted(membership.incoming)),
+        voters_outgoing=tuple(sorted(membership.outgoing)),
+        learners=tuple(sorted(membership.learners)),
+        learners_next=tuple(sorted(membership.learners_next)),
+        auto_leave=membership.auto_leave,
+    )
 
 
 @lru_cache(maxsize=MEMBERSHIPS_SHARED)

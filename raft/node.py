@@ -119,21 +119,21 @@ class Status:
     """Progress per member, ids ascending; empty unless leader. Live objects: do not change them."""
 
 
-class RawNode:
-    """One replica of one group. Raises subclasses of RaftError; see each method."""
+class RawNode(ReadyMaker):
+    """One replica of one group. Raises subclasses of RaftError; see each method.
 
-    __slots__ = ("_maker", "has_ready", "raft", "ready")
+    `ReadyMaker` is a base and no part, which saves the host a call per group and turn.
+    """
+
+    __slots__ = ()
 
     def __init__(self, config: Config) -> None:
-        self.raft = Raft(config)
-        """State of the replica. Use: invariants, tests, and reads by the host for each message. All
-        other access goes through the methods and properties below."""
-        self._maker = ReadyMaker(self.raft)
-        # Bound here to save the host a call per group and turn.
-        self.has_ready: Callable[[], bool] = self._maker.has_ready
-        """Return True if `ready()` would return anything. Constant time."""
-        self.ready: Callable[[], Ready] = self._maker.ready
-        """Return everything the node wants done now and count it as given out."""
+        """Create the replica.
+
+        Use `raft`, its state, for invariants, tests, and reads by the host for each message. All
+        other access goes through the methods and properties here.
+        """
+        super().__init__(Raft(config))
 
     # --- Input ---------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class RawNode:
         """
         raft = self.raft
         kind = type(msg)
-        if msg.from_ not in raft.progress and kind in RESPONSES and msg.from_ != raft.id:
+        if kind in RESPONSES and msg.from_ != raft.id and not raft.is_member(msg.from_):
             raise StepPeerNotFound(msg.from_)
         term = msg.term
         if term != raft.term:
@@ -275,7 +275,7 @@ class RawNode:
         assert not self.raft.async_storage_writes, (
             "with asynchronous storage writes, storage answers by messages"
         )
-        for msg in self._maker.steps_on_advance(ready):
+        for msg in self.steps_on_advance(ready):
             self.step(msg)
 
     def entries_ready(self, peer: NodeId, entries: list[Entry]) -> None:

@@ -50,24 +50,30 @@ class Inflights:
     def __init__(self, msgs_max: int, bytes_max: int = NO_LIMIT) -> None:
         self.msgs_max = msgs_max
         self.bytes_max = bytes_max
-        self._sent: list[tuple[Index, int]] = []
+        self._sent: list[tuple[Index, int]] | None = None
+        """None: nothing was sent since the last `clear`."""
         self._bytes = 0
         self.is_full = False
         """True if nothing more may be sent. One message may exceed the limit in bytes."""
 
     def __len__(self) -> int:
-        return len(self._sent)
+        return 0 if self._sent is None else len(self._sent)
 
     def add(self, last: Index, payload_bytes: int) -> None:
         """Record a sent message whose last entry is `last`."""
-        assert not self.is_full, (last, len(self._sent), self._bytes)
-        self._sent.append((last, payload_bytes))
+        assert not self.is_full, (last, len(self), self._bytes)
+        sent = self._sent
+        if sent is None:
+            sent = self._sent = []
+        sent.append((last, payload_bytes))
         self._bytes += payload_bytes
-        self.is_full = len(self._sent) >= self.msgs_max or self._bytes >= self.bytes_max
+        self.is_full = len(sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def free_to(self, index: Index) -> None:
         """Remove the messages up to `index`, which was acknowledged."""
         sent = self._sent
+        if sent is None:
+            return
         freed = 0
         for last, payload_bytes in sent:
             if last > index:
@@ -79,7 +85,7 @@ class Inflights:
 
     def clear(self) -> None:
         """Remove all messages: none is in flight any more, or they no longer matter."""
-        self._sent.clear()
+        self._sent = None
         self._bytes = 0
         self.is_full = False
 

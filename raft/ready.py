@@ -20,6 +20,8 @@ overwrites, so the pair (term, index) of an answer identifies one write.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ids import NO_TERM, Index, NodeId, Term
@@ -74,36 +76,30 @@ class ReadyMaker:
     """Builds a node's Readys and remembers what was last reported to the host."""
 
     __slots__ = (
-        "_allow_unstable",
         "_commit",
-        "_is_async",
         "_lead",
         "_outstanding",
-        "_raft",
         "_state",
         "_steps_on_advance",
         "_term",
         "_vote",
+        "raft",
     )
 
     def __init__(self, raft: Raft) -> None:
-        self._raft = raft
-        self._is_async = raft.async_storage_writes
-        # Only a synchronous host makes entries durable before it applies those of the same
-        # Ready. Otherwise a power cut could leave the applied state ahead of the log.
-        self._allow_unstable = not raft.async_storage_writes
+        self.raft = raft
         self._term: Term = raft.term
         self._vote: NodeId = raft.vote
         self._commit: Index = raft.log.committed
         self._lead: NodeId = raft.lead
         self._state: StateType = raft.state
-        self._steps_on_advance: list[Message] = []
+        self._steps_on_advance: Sequence[Message] = ()
         self._outstanding: Ready | None = None
         """Synchronous mode: the Ready being processed."""
 
     def has_ready(self) -> bool:
         """Return True if `ready` would return anything. Constant time."""
-        raft = self._raft
+        raft = self.raft
         log = raft.log
         return bool(
             raft.msgs
@@ -113,7 +109,7 @@ class ReadyMaker:
             or self._commit != log.committed
             or (
                 log.applying != log.committed
-                and log.has_committed(allow_unstable=self._allow_unstable)
+                and log.has_committed(allow_unstable=not raft.async_storage_writes)
             )
             or self._lead != raft.lead
             or self._state is not raft.state
@@ -127,7 +123,7 @@ class ReadyMaker:
     def ready(self) -> Ready:
         """Return everything requested now and count it as given out."""
         assert self._outstanding is None, "ready() called before advance() of the previous Ready"
-        raft = self._raft
+        raft = self.raft
         log = raft.log
         if raft.broadcast_due:
             leader.send_put_off(raft)
@@ -135,10 +131,13 @@ class ReadyMaker:
         raft.msgs = []
         if log.applying != log.committed:
             try:
-                ready.committed_entries = log.take_committed(allow_unstable=self._allow_unstable)
+                # Only a synchronous host makes entries durable before it applies those of the same
+                # Ready. Otherwise a power cut could leave the applied state ahead of the log.
+                is_synchronous = not raft.async_storage_writes
+                ready.committed_entries = log.take_committed(allow_unstable=is_synchronous)
             except NotInMemory as answer:
-                raft.cold_reads.append(
-                    ColdRead(raft.id, answer.first, answer.end, log.applying_bytes_max)
+                raft.cold_reads += (
+                    ColdRead(raft.id, answer.first, answer.end, log.applying_bytes_max),
                 )
         if self._lead != raft.lead or self._state is not raft.state:
             ready.soft_state = raft.soft_state()
@@ -155,32 +154,32 @@ class ReadyMaker:
             ready.snapshot = log.snapshot
             log.snapshot_in_progress = True
         if raft.read_states:
-            ready.read_states = raft.read_states
-            raft.read_states = []
+            ready.read_states = [*raft.read_states]
+            raft.read_states = ()
         if raft.cold_reads:
-            ready.cold_reads = raft.cold_reads
-            raft.cold_reads = []
-        if self._is_async:
+            ready.cold_reads = [*raft.cold_reads]
+            raft.cold_reads = ()
+        if raft.async_storage_writes:
             self._address_storage(ready)
         else:
             self._prepare_advance(ready)
         return ready
 
-    def steps_on_advance(self, ready: Ready) -> list[Message]:
+    def steps_on_advance(self, ready: Ready) -> Sequence[Message]:
         """Return the messages the node steps into itself after `ready`, in the synchronous mode."""
         assert self._outstanding is ready, (
             "advance() called with another Ready than the previous one"
         )
         self._outstanding = None
         steps = self._steps_on_advance
-        self._steps_on_advance = []
+        self._steps_on_advance = ()
         return steps
 
     # --- Parts of a Ready ----------------------------------------------------------------------
 
     def _address_storage(self, ready: Ready) -> None:
         """Asynchronous mode: turn requests to the storage into messages to it."""
-        raft = self._raft
+        raft = self.raft
         responses = raft.msgs_after_append
         raft.msgs_after_append = []
         hard_state = ready.hard_state
@@ -214,9 +213,9 @@ class ReadyMaker:
 
     def _prepare_advance(self, ready: Ready) -> None:
         """Send messages to others, keep the node's own for `advance`: the synchronous mode."""
-        raft = self._raft
+        raft = self.raft
         self._outstanding = ready
-        steps = self._steps_on_advance
+        self._steps_on_advance = steps = list[Message]()
         for message in raft.msgs_after_append:
             (steps if message.to == raft.id else ready.messages).append(message)
         raft.msgs_after_append = []

@@ -38,6 +38,11 @@ PRE_CANDIDATE: Final = StateType.PRE_CANDIDATE
 CANDIDATE: Final = StateType.CANDIDATE
 LEADER: Final = StateType.LEADER
 
+# Values of all replicas that do not lead. Nothing is added to them.
+_NO_PROGRESS: Final[dict[NodeId, Progress]] = {}
+_NO_READS: Final = PendingReads()
+_NO_LEARNERS: Final[Mapping[NodeId, int]] = {}
+
 
 class Raft:
     """State of one replica of one group."""
@@ -136,8 +141,8 @@ class Raft:
         self.vote: NodeId = hard_state.vote
         self.state: StateType = FOLLOWER
         self.lead: NodeId = NONE
-        self.votes: dict[NodeId, bool] = {}
-        """Answers to this replica's pre-vote requests, by voter."""
+        self.votes: dict[NodeId, bool] | None = None
+        """Answers to this replica's pre-vote requests, by voter; only of a pre-candidate."""
 
         self.election_elapsed = 0
         """Ticks since the leader was heard, a vote was cast, or (leader) check-quorum passed."""
@@ -154,10 +159,11 @@ class Raft:
 
         self.msgs: list[Message] = []
         self.msgs_after_append: list[Message] = []
-        self.read_states: list[ReadState] = []
-        self.cold_reads: list[ColdRead] = []
+        # Tuples: an empty list for each of thousands of idle replicas has 56 bytes.
+        self.read_states: tuple[ReadState, ...] = ()
+        self.cold_reads: tuple[ColdRead, ...] = ()
 
-        self.paced: Mapping[NodeId, int] = {}
+        self.paced: Mapping[NodeId, int] = _NO_LEARNERS
         """Learners whose entries the host schedules, with the bytes per read. Entries for them are
         requested with a `ColdRead` even if they are in memory."""
 
@@ -172,7 +178,7 @@ class Raft:
         index is not below (§5.4.2)."""
         self.uncommitted_bytes = 0
         """Bytes of payload appended by this leader and not yet applied."""
-        self.pending_reads = PendingReads()
+        self.pending_reads = _NO_READS
         self.broadcast_due = False
         """True if MsgApps are deferred to the next Ready (`batch_appends`)."""
         self.commit_news_due = False
@@ -181,11 +187,6 @@ class Raft:
         self.membership = Membership()
         self.membership_index: Index = self.log.applied
         """Index after whose application `membership` is in effect."""
-        self.progress: dict[NodeId, Progress] = {}
-        self.peers: tuple[tuple[NodeId, Progress], ...] = ()
-        """All other members, ids ascending. Messages are sent in this order."""
-        self.incoming_progress: tuple[Progress, ...] = ()
-        self.outgoing_progress: tuple[Progress, ...] = ()
         self.is_voter = False
         self.set_membership(members.restored(conf_state), self.log.applied)
         self.reset(self.term)
@@ -239,7 +240,7 @@ class Raft:
             self.vote = NONE
             self._no_vote_pending()
         self.lead = NONE
-        self.votes = {}
+        self.votes = None
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.campaign_due = 0
@@ -248,15 +249,43 @@ class Raft:
         self.pending_conf_index = NO_INDEX
         self.term_start = NO_INDEX
         self.uncommitted_bytes = 0
-        self.pending_reads = PendingReads()
+        self.pending_reads = _NO_READS
         self.broadcast_due = False
         self.commit_news_due = False
         # Use: measurements only. Replicas whose acknowledgements last moved their own match index,
         # and the commit index.
         self.acked_by = self.committed_by = NONE
+        self.progress: dict[NodeId, Progress] = _NO_PROGRESS
+        """Progress of each member, itself included; only of a leader."""
+        self.peers: tuple[tuple[NodeId, Progress], ...] = ()
+        """All other members, ids ascending. Messages are sent in this order."""
+        self.incoming_progress: tuple[Progress, ...] = ()
+        self.outgoing_progress: tuple[Progress, ...] = ()
+
+    def is_member(self, node: NodeId) -> bool:
+        """Return True if the node is a member of the group."""
+        return node in self.progress or node in self.membership.members()
+
+    def begin_progress(self) -> None:
+        """Begin to follow the progress of all members, at the start of leadership."""
+        self.pending_reads = PendingReads()
+        self._track()
         last = self.log.last_index
         for node, progress in self.progress.items():
             progress.reset(next_index=last + 1, match=last if node == self.id else NO_INDEX)
+
+    def _track(self) -> None:
+        """Note the members whose progress is followed. Those that stay keep theirs."""
+        membership = self.membership
+        self.progress = track(
+            self.progress,
+            membership,
+            last_index=self.log.last_index,
+            new_inflights=lambda: Inflights(self.max_inflight_msgs, self.max_inflight_bytes),
+        )
+        self.peers = tuple((node, p) for node, p in self.progress.items() if node != self.id)
+        self.incoming_progress = tuple(self.progress[node] for node in sorted(membership.incoming))
+        self.outgoing_progress = tuple(self.progress[node] for node in sorted(membership.outgoing))
 
     def _no_vote_pending(self) -> None:
         self.ballots: dict[NodeId, bool] | None = None
@@ -285,21 +314,14 @@ class Raft:
         )
 
     def set_membership(self, membership: Membership, index: Index) -> None:
-        """Adopt the membership as of `index`. Members that stay keep their progress."""
+        """Adopt the membership as of `index`."""
         if self.state is not CANDIDATE:
             self.ballots = None  # votes were requested under the old membership
         self.membership = membership
         self.membership_index = index
-        self.progress = track(
-            self.progress,
-            membership,
-            last_index=self.log.last_index,
-            new_inflights=lambda: Inflights(self.max_inflight_msgs, self.max_inflight_bytes),
-        )
-        self.peers = tuple((node, p) for node, p in self.progress.items() if node != self.id)
-        self.incoming_progress = tuple(self.progress[node] for node in sorted(membership.incoming))
-        self.outgoing_progress = tuple(self.progress[node] for node in sorted(membership.outgoing))
         self.is_voter = self.id in membership.voters()
+        if self.state is LEADER:
+            self._track()
 
     def acknowledge(self, to: NodeId, index: Index) -> None:
         """Acknowledge the log up to `index` to the leader (or itself), once it is durable."""

@@ -38,7 +38,6 @@ from raft.invariants import (
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgSnap, MsgVote, MsgVoteResp
 from raft.node import RawNode
-from raft.ready import Ready
 from raft.state import LEADER, Raft
 from raft.types import Entry, EntryKind, HardState
 from rpc.frames import decode_messages
@@ -647,20 +646,14 @@ class LifeWatch:
 
     def _listen(self, group: Group) -> None:
         """Note every `Ready` that the host takes from the replica."""
-        inner, touched, group_id = group.node.ready, self._touched, group.group_id
-
-        def ready() -> Ready:
-            touched.add(group_id)
-            return inner()
-
-        group.node.ready = ready
+        touched, group_id = self._touched, group.group_id
         watch, seen = self._watch, self._watch.group(group_id)
 
         def broken(rule: str, what: str) -> None:
             name = f"group {group_id}, replica on server {server_of(group.replica_id)}"
             watch.broken(seen, rule, f"{name}: {what}")
 
-        group.node = WatchedNode(group.node, broken)
+        group.node = WatchedNode(group.node, broken, lambda: touched.add(group_id))
 
     def _look(self, replica: ReplicaWatch) -> None:
         seen = replica.seen

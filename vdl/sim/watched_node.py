@@ -26,6 +26,7 @@ from raft.messages import (
     MsgVoteResp,
 )
 from raft.node import RawNode
+from raft.ready import Ready, ReadyMaker
 from raft.state import LEADER
 from raft.types import NONE, ConfChange, Entry
 
@@ -36,20 +37,29 @@ UNHEARD_TIMEOUTS = 4
 
 
 class WatchedNode(RawNode):
-    """Node that replaces another and shares its state. `broken` receives (rule, description)."""
+    """Node that replaces another and shares its state.
 
-    __slots__ = ("_broken", "_heard", "_led_term", "_ticks")
+    `broken` receives (rule, description). `taken` is called when the host takes a `Ready`.
+    """
 
-    def __init__(self, node: RawNode, broken: Broken) -> None:
-        self.raft = node.raft
-        self._maker = node._maker
-        self.has_ready = node.has_ready
-        self.ready = node.ready
+    __slots__ = ("_broken", "_heard", "_led_term", "_taken", "_ticks")
+
+    def __init__(
+        self, node: RawNode, broken: Broken, taken: Callable[[], None] = lambda: None
+    ) -> None:
+        for name in ReadyMaker.__slots__:
+            setattr(self, name, getattr(node, name))
         self._broken = broken
+        self._taken = taken
         self._ticks = 0
         self._led_term: Term = NO_TERM
         self._heard: dict[NodeId, int] = {}
         """While the replica leads: tick at which each peer was last heard from."""
+
+    def ready(self) -> Ready:
+        """See `RawNode.ready`."""
+        self._taken()
+        return super().ready()
 
     # --- messages -------------------------------------------------------------------------------
     def step(self, msg: Message) -> None:
