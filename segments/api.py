@@ -275,6 +275,9 @@ class Compaction:
     """Deletion markers in entries up to this index are removed too; never above `upto`."""
 
 
+NOT_COMPACTED = Compaction()
+
+
 class RecordCleaner(Protocol):
     """Compaction's knowledge of the contents of entries.
 

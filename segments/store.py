@@ -67,7 +67,7 @@ from segments.journal.ahead import AheadWriter
 from segments.journal.allocation import Room
 from segments.journal.writer import Journal, WriterState
 from segments.log.log import Batch, DiskLog
-from segments.log.placement import Payload, Placement
+from segments.log.placement import NO_ROOMS, Payload, Placement
 from segments.log.reader import Reader
 from segments.log.repair import Repair
 from segments.log.scrubber import Scrubber
@@ -396,7 +396,7 @@ class DiskStore:
     def delete_log(self, log_id: LogId) -> None:
         log = self._logs.pop(log_id)
         log.deleted = True
-        log.placement.rooms.clear()
+        log.placement.rooms = NO_ROOMS
         log.generation += 1
         self._checkpoints.dirty.pop(log_id, None)
         self._checkpoints.pending.forget(log_id)

@@ -23,6 +23,7 @@ from segments.api import SegmentLimits
 from segments.io import failpoint
 from segments.io.fs import File, is_unreadable
 from segments.log.log import DiskLog
+from segments.log.placement import NO_ROOMS
 from segments.log.segment import LogFiles
 
 ROOM_BYTES_MIN = 1 << 20
@@ -102,7 +103,7 @@ class Rooms:
         """Place nothing new in the log's room, and mark its space for giving back."""
         self._wishes.pop(log.id, None)
         log.placement.rounds_kept = 0
-        log.placement.rooms.clear()
+        log.placement.rooms = NO_ROOMS
         self._surplus[log.id] = log
 
     def give_up_unused(self) -> None:

@@ -31,6 +31,7 @@ from segments.io.fs import DISK_FULL_RETRY_MS, free_bytes, is_refused
 from segments.journal.split import block_bytes
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
+from segments.log.placement import NO_ROOMS
 from segments.log.segment_header import Cursor
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
@@ -553,7 +554,7 @@ class CheckpointScheduler:
             size += chunk.ends[stop - 1] - position
         cursor, has_scrap, placement = log.cursor, log.has_scrap, log.placement
         if has_scrap:
-            placement.rooms.clear()  # their files are removed
+            placement.rooms = NO_ROOMS  # their files are removed
         if last > placement.index:
             log.has_scrap = True  # until all of this flush is known to count
         limits = log.limits or SegmentLimits(self._options.segment_bytes)

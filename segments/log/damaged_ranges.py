@@ -14,14 +14,14 @@ from ids import NO_INDEX, Index
 class DamagedRanges:
     """Ascending, disjoint ranges [first, end).
 
-    A bad medium may cause many thousands, so each change and each look-up is a binary search.
+    A bad medium may cause many thousands, so each look-up is a binary search.
     """
 
     __slots__ = ("_ends", "_firsts", "_ranges", "repairs")
 
     def __init__(self) -> None:
-        self._firsts: list[Index] = []
-        self._ends: list[Index] = []
+        self._firsts: tuple[Index, ...] = ()
+        self._ends: tuple[Index, ...] = ()
         """Invariant: range n is [`_firsts[n]`, `_ends[n]`), and `_ends[n]` < `_firsts[n + 1]`."""
         self._ranges: tuple[tuple[Index, Index], ...] | None = ()
         """Cached result of `ranges`; None after a change."""
@@ -76,6 +76,7 @@ class DamagedRanges:
 
     def _put(self, low: int, high: int, ranges: list[tuple[Index, Index]]) -> None:
         """Replace the ranges from number `low` up to `high` by `ranges`."""
-        self._firsts[low:high] = [first for first, _ in ranges]
-        self._ends[low:high] = [end for _, end in ranges]
+        firsts, ends = [first for first, _ in ranges], [end for _, end in ranges]
+        self._firsts = (*self._firsts[:low], *firsts, *self._firsts[high:])
+        self._ends = (*self._ends[:low], *ends, *self._ends[high:])
         self._ranges = None

@@ -27,28 +27,36 @@ class LargestTimestamps:
     def __init__(self, values: Sequence[int] = ()) -> None:
         self._gone = 0
         """Number of dropped values that are still at the beginning of the tree."""
-        self._levels: list[list[int]] = [[]]
-        self._build(list(values))
+        self._levels: list[list[int]] | None = None
+        """None before the first value: most logs of a large set have none."""
+        if values:
+            self._build(list(values))
 
     def __len__(self) -> int:
-        return len(self._levels[0]) - self._gone
+        return 0 if self._levels is None else len(self._levels[0]) - self._gone
 
     def __getitem__(self, position: int) -> int:
         assert position >= 0, position
+        assert self._levels is not None, position
         return self._levels[0][self._gone + position]
 
     def __setitem__(self, position: int, value: int) -> None:
         assert 0 <= position < len(self), (position, len(self))
+        assert self._levels is not None, position
         self._levels[0][self._gone + position] = value
         self._settle(self._gone + position)
 
     def append(self, value: int) -> None:
+        if self._levels is None:
+            self._levels = [[]]
         self._levels[0].append(value)
         self._settle(len(self._levels[0]) - 1)
 
     def drop(self, count: int) -> None:
         """Drop the oldest `count` values."""
         assert 0 <= count <= len(self), (count, len(self))
+        if self._levels is None:
+            return
         self._gone += count
         if 2 * self._gone > len(self._levels[0]):
             left = self._levels[0][self._gone :]
@@ -58,7 +66,7 @@ class LargestTimestamps:
     def join(self, position: int, count: int) -> None:
         """Replace `count` values from `position` on by their maximum."""
         assert 0 < count <= len(self) - position, (position, count, len(self))
-        if count > 1:
+        if count > 1 and self._levels is not None:
             left = self._levels[0][self._gone :]
             left[position : position + count] = [max(left[position : position + count])]
             self._gone = 0
@@ -67,6 +75,8 @@ class LargestTimestamps:
     def first(self, start: int, least: int) -> int:
         """Return the first position from `start` on whose value is ≥ `least`, or the length."""
         levels = self._levels
+        if levels is None:
+            return 0
         level, place = 0, self._gone + start
         while place >= len(levels[level]) or levels[level][place] < least:
             place += 1
@@ -90,14 +100,16 @@ class LargestTimestamps:
 
     def _settle(self, place: int) -> None:
         """Update the levels above a value that has changed, or was appended."""
-        below = self._levels[0]
+        levels = self._levels
+        assert levels is not None, place
+        below = levels[0]
         level = 0
         while len(below) > 1:
             place >>= 1
             level += 1
-            if level == len(self._levels):
-                self._levels.append([])
-            row = self._levels[level]
+            if level == len(levels):
+                levels.append([])
+            row = levels[level]
             largest = max(below[2 * place : 2 * place + 2])
             if place == len(row):
                 row.append(largest)

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, Offset, ReplicaNumber, Term
 from segments.api import (
+    NOT_COMPACTED,
     Buffer,
     Compacted,
     Compaction,
@@ -163,9 +164,9 @@ class Batch:
     def add_run(self, chunk: Chunk, start: int, end: int) -> None:
         """Add frames [start, end) of `chunk`; extend the previous run if they are adjacent."""
         if self.last_chunk is chunk and self.last_start + len(self.buffers[-1]) == start:
-            self.buffers[-1] = chunk.readonly[self.last_start : end]
+            self.buffers[-1] = chunk.part(self.last_start, end)
         else:
-            self.buffers.append(chunk.readonly[start:end])
+            self.buffers.append(chunk.part(start, end))
             self.last_chunk = chunk
             self.last_start = start
         self.bytes += end - start
@@ -323,7 +324,7 @@ class DiskLog:
         self.deleted = False
         self.has_scrap = True
         """True if leftover bytes of a flush may lie after the cursor; they do not count."""
-        self.compacted = Compaction()
+        self.compacted = NOT_COMPACTED
         """Invariant: equals the durable note in the log's directory."""
         self.roll_above = NO_INDEX
         """A new segment begins after this entry, or as soon as allowed, because the newest segment
@@ -625,7 +626,7 @@ class DiskLog:
                         entry.base_offset, entry.timestamp,
                     )
                 )  # fmt: skip
-                crc: int = CRC.unpack_from(chunk.buffer, at)[0]
+                crc: int = CRC.unpack_from(chunk.memory, at)[0]
                 records.append(
                     ENTRY_RECORD.pack(
                         log_id, (sequence + 1) & mask, PLACED, entry.term, entry.index, end - at,
@@ -641,7 +642,7 @@ class DiskLog:
         index = first = entries[0].index
         tail = self.tail
         chunk = tail.chunks[-1] if tail.chunks else tail.grow(0, first)
-        buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+        buffer, capacity = memoryview(chunk.memory), chunk.capacity
         large_bytes_min = tail.cache.large_bytes_min
         run_start = used = chunk.used
         held, ends = chunk.entries, chunk.ends
@@ -669,7 +670,7 @@ class DiskLog:
                 else:
                     chunk = tail.grow(FRAME_BYTES + length, index)
                     capacity = chunk.capacity
-                buffer, readonly = chunk.buffer, chunk.readonly
+                buffer = memoryview(chunk.memory)
                 held, ends = chunk.entries, chunk.ends
                 run_start = start = 0
                 body = FRAME_BYTES
@@ -685,7 +686,8 @@ class DiskLog:
             )  # fmt: skip
             if chunk.payload is None:
                 crc = crc32c(buffer[start + 4 : used])
-                entry.data = readonly[body:used]
+                # A view has 200 bytes, and the newest entry of most logs is a new leader's.
+                entry.data = chunk.readonly[body:used] if length else b""
             else:
                 crc = self.placement.crc_of(chunk.payload, crc32c(buffer[4:]))
                 entry.data = chunk.payload
@@ -800,7 +802,7 @@ class DiskLog:
                 batch.add_large(chunk)
             for n in range(start, stop):
                 end = chunk.ends[n]
-                crc: int = CRC.unpack_from(chunk.buffer, position)[0]
+                crc: int = CRC.unpack_from(chunk.memory, position)[0]
                 record = ENTRY_RECORD.pack(
                     self.id,
                     self.sequence & SEQUENCE_MASK,
@@ -955,7 +957,7 @@ class DiskLog:
         self.maxima = LargestTimestamps()
         self.cursor = Cursor()
         self.placement = Placement(flushed_index, flushed_index)
-        self.compacted = Compaction()
+        self.compacted = NOT_COMPACTED
         self.roll_above = NO_INDEX
         self.generation += 1
         self.is_void = True

@@ -23,8 +23,9 @@ Does not depend on the journal, threads, or the commit index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from crc32c import crc32c
 
@@ -67,6 +68,14 @@ class Room:
 
     file: File
     end: int
+
+
+NO_ROOMS: Mapping[int, Room] = MappingProxyType({})
+"""The rooms of most logs."""
+
+
+def _no_rooms() -> Mapping[int, Room]:
+    return NO_ROOMS
 
 
 @dataclass(slots=True)
@@ -240,9 +249,9 @@ class Placement:
     """Position, in `segment`, of the frame after `index`."""
     first_timestamp: int | None = None
     """`Cursor.first_timestamp` of `segment`."""
-    begun: list[SegmentInfo] = field(default_factory=list)
+    begun: tuple[SegmentInfo, ...] = ()
     """Segments that payloads have begun and no flush has reached, ascending."""
-    rooms: dict[int, Room] = field(default_factory=dict)
+    rooms: Mapping[int, Room] = field(default_factory=_no_rooms)
     """Rooms by segment: the present one, and perhaps the next."""
     is_wanted: bool = False
     """True if an append since the last flush was large enough to be placed."""
@@ -341,7 +350,7 @@ class Placement:
             ]
             if n:
                 info = SegmentInfo(segment, first, tail.entry(first).base_offset)
-                self.begun.append(info)
+                self.begun += (info,)
                 buffers.insert(0, encode_segment_header(info, files.log_id, files.group_id))
                 position = 0
             if buffers:
@@ -448,18 +457,18 @@ class Placement:
         The batch with that token truncates them from `tail`.
         """
         # First: if a segment has no entries left, later ones go to the segment before it.
-        self.begun = [info for info in self.begun if info.first_index < index]
+        self.begun = tuple([info for info in self.begun if info.first_index < index])
         self.segment, self.position = self.place_of(index, flushed, tail)
         self.first_timestamp = None  # a flush comes first and sets it
         self.index = index - 1
         self.durable = min(self.durable, self.index)
-        self.rooms.clear()
+        self.rooms = NO_ROOMS
         self.rewind_token = token
         self.rewinds += 1
 
     def flushed(self, last: Index, cursor: Cursor) -> None:
         """Note that a flush up to entry `last` has ended at `cursor`."""
-        self.begun = [info for info in self.begun if info.first_index > last]
+        self.begun = tuple([info for info in self.begun if info.first_index > last])
         if last >= self.index:
             self.index = self.durable = last
             self.segment, self.position = cursor.segment, cursor.position
@@ -467,9 +476,8 @@ class Placement:
 
     def give_room(self, rooms: dict[int, Room]) -> None:
         """Add room that a flush has allocated."""
-        self.rooms.update(rooms)
-        for segment in [n for n in self.rooms if n < self.segment]:
-            del self.rooms[segment]
+        both = {**self.rooms, **rooms}
+        self.rooms = {n: room for n, room in both.items() if n >= self.segment} or NO_ROOMS
 
 
 def write_payloads(payloads: Sequence[Payload]) -> int:

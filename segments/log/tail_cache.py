@@ -2,8 +2,8 @@
 
 A log's tail is a list of chunks. A chunk is one block of memory with consecutive frames, and the
 entries whose payloads are views of it. A flush writes the block as it is, a journal block gathers
-from it, and peers and consumers are sent the views. Chunks grow from 4 KiB to 1 MiB with their log,
-so that a thousand quiet logs cost little.
+from it, and peers and consumers are sent the views. Chunks grow with their log, from 512 bytes to
+1 MiB, so that a thousand quiet logs cost little.
 
 A large entry is a chunk by itself: the frame's header, and the payload in the buffer in which it
 arrived, not copied. Such a chunk counts in no budget of the cache, because it would evict the data
@@ -51,7 +51,7 @@ class Chunk:
     """
 
     __slots__ = (
-        "buffer",
+        "_readonly",
         "capacity",
         "charge",
         "ends",
@@ -59,7 +59,6 @@ class Chunk:
         "first",
         "memory",
         "payload",
-        "readonly",
         "used",
     )
 
@@ -68,14 +67,32 @@ class Chunk:
         self.payload = payload
         """Payload of a large entry; `memory` is then its frame's header. None for other chunks."""
         self.memory = memory
-        self.buffer = memoryview(memory)
-        self.readonly = self.buffer.toreadonly()
+        self._readonly: memoryview | None = None
         self.capacity = capacity
         self.charge = capacity
         self.used = 0
         self.first = first
         self.entries: list[EntryLike] = []
         self.ends = array("L")
+
+    @property
+    def readonly(self) -> memoryview:
+        """View of the whole memory.
+
+        It is made for the first entry with a payload: most logs of a large set hold none, and two
+        objects of a view have 300 bytes.
+        """
+        view = self._readonly
+        if view is None:
+            view = self._readonly = memoryview(self.memory).toreadonly()
+        return view
+
+    def part(self, start: int, end: int) -> memoryview:
+        """Return a view of the frames [start, end)."""
+        whole = self._readonly
+        if whole is None:
+            return memoryview(self.memory).toreadonly()[start:end]
+        return whole[start:end]
 
     @property
     def end(self) -> Index:
@@ -85,7 +102,7 @@ class Chunk:
     def slices(self, start: int, end: int) -> list[memoryview]:
         """Return frames [start, end) without copying."""
         if self.payload is None:
-            return [self.readonly[start:end]]
+            return [self.part(start, end)]
         assert (start, end) == (0, self.used), (start, end, self.used)
         return [self.readonly, self.payload]
 

@@ -22,17 +22,18 @@ class TermRuns:
     __slots__ = ("offsets", "starts", "terms")
 
     def __init__(self, prev_index: Index, prev_term: Term) -> None:
-        self.starts = [prev_index]
-        self.terms = [prev_term]
-        self.offsets = [NO_OFFSET]
+        # Tuples, because a server has thousands of logs and most have one term for long.
+        self.starts: tuple[Index, ...] = (prev_index,)
+        self.terms: tuple[Term, ...] = (prev_term,)
+        self.offsets: tuple[Offset, ...] = (NO_OFFSET,)
 
     def add(self, index: Index, term: Term, offset: Offset) -> None:
         """Add the next entry: it is at `index`, has `term` and begins at `offset`."""
         if term != self.terms[-1]:
             assert index > self.starts[-1], (index, self.starts[-1])
-            self.starts.append(index)
-            self.terms.append(term)
-            self.offsets.append(offset)
+            self.starts += (index,)
+            self.terms += (term,)
+            self.offsets += (offset,)
 
     def offset_at(self, index: Index) -> Offset:
         """Return the first offset of entry `index` if a run begins with it, else -1."""
@@ -49,15 +50,13 @@ class TermRuns:
     def truncate(self, index: Index) -> None:
         """Remove entries from `index` on."""
         at = max(1, bisect_left(self.starts, index))
-        del self.starts[at:]
-        del self.terms[at:]
-        del self.offsets[at:]
+        self.starts, self.terms, self.offsets = (
+            self.starts[:at], self.terms[:at], self.offsets[:at],
+        )  # fmt: skip
 
     def trim(self, prev_index: Index) -> None:
         """Remove entries up to and including `prev_index`, but keep that entry's term."""
         at = bisect_right(self.starts, prev_index) - 1
-        del self.starts[:at]
-        del self.terms[:at]
-        del self.offsets[:at]
-        self.starts[0] = prev_index
-        self.offsets[0] = NO_OFFSET
+        self.starts = (prev_index, *self.starts[at + 1 :])
+        self.terms = self.terms[at:]
+        self.offsets = (NO_OFFSET, *self.offsets[at + 1 :])

@@ -42,7 +42,7 @@ def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
         placed = ref.placed
         if replayed.begun.get(index) == placement.segment + 1:
             base_offset = log.tail.entry(index).base_offset
-            placement.begun.append(SegmentInfo(placement.segment + 1, index, base_offset))
+            placement.begun += (SegmentInfo(placement.segment + 1, index, base_offset),)
             placement.segment, placement.position = placement.segment + 1, SEGMENT_HEADER_BYTES
         here = placement.segment, placement.position
         if placed is not None and (placed.segment, placed.position) != here:
