@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from struct import Struct, pack, unpack
 from typing import Final
@@ -64,6 +65,9 @@ _SERVER_BYTES: Final = 4
 
 IN_SYNC_MAX: Final = 255
 """Largest number of in-sync replicas in a row."""
+
+LEADERS_SHARED: Final = 1_024
+"""Most values that are kept to be shared by groups. Thousands of groups have a few hundred."""
 
 OutFrame = tuple[FrameType, list[Buffer]]
 
@@ -103,6 +107,18 @@ class Leader:
     def server_id(self) -> ServerId:
         """Server of the leader, 0 if there is none."""
         return self.replica >> REPLICA_NUMBER_BITS
+
+
+@lru_cache(maxsize=LEADERS_SHARED)
+def _leader(term: Term, replica: NodeId, in_sync: tuple[ServerId, ...]) -> Leader:
+    """Return a leader. Groups led alike share one value."""
+    return Leader(term, replica, in_sync)
+
+
+@lru_cache(maxsize=LEADERS_SHARED)
+def _claim(term: Term, replica: NodeId) -> tuple[Term, NodeId]:
+    """Return (term, replica). Groups led alike share one value."""
+    return term, replica
 
 
 @dataclass(slots=True)
@@ -445,14 +461,14 @@ class LeaderListReceiver:
         group, term, replica = claim.group, claim.term, claim.replica
         known = self._leaders.get(group)
         # A contradicting claim is kept too: it is denied once a newer term is known.
-        held.listed[group] = (term, replica)
+        held.listed[group] = _claim(term, replica)
         if known is not None and known.term == term and known.replica not in (0, replica):
             self._on_conflict(LeaderConflict(group, term, known.replica, replica))
         elif known is None or known.term < term or (known.term == term and not known.replica):
-            self._leaders[group] = Leader(term, replica, in_sync)
+            self._leaders[group] = _leader(term, replica, in_sync)
             changes.append(claim)
         elif known.term == term and known.in_sync != in_sync:
-            self._leaders[group] = Leader(term, replica, in_sync)
+            self._leaders[group] = _leader(term, replica, in_sync)
         held.outdated.pop(group, None)
         self._outdate(group)
 
@@ -465,7 +481,7 @@ class LeaderListReceiver:
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica == replica:
             # The term stays known, so that an older claim does not come back.
-            self._leaders[group] = Leader(term, NONE, known.in_sync)
+            self._leaders[group] = _leader(term, NONE, known.in_sync)
             changes.append(LeaderChange(group, term, NONE))
 
     def _newest(self, group: GroupId) -> Term:

@@ -25,7 +25,7 @@ FIRST_REPLICA: Final = ReplicaNumber(1)
 """Replica number of a group's initial members."""
 
 
-class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One copy of a group. (server id, replica number) is never allocated twice for a group."""
 
     server_id: ServerId

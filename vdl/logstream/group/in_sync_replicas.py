@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ids import NO_INDEX, GroupId, Index, NodeId, ServerId, Term
 from raft.progress import PROBE
@@ -43,6 +44,9 @@ JOIN_NS = 2 * LOOK_NS
 the check before."""
 
 NEVER_NS = -(1 << 62)
+
+SETS_SHARED = 1_024
+"""Most sets of replicas that are kept to be shared by groups."""
 
 
 @dataclass(slots=True)
@@ -68,14 +72,14 @@ class InSync:
         self.group = group
         self.term = group.node.term
         self.since_ns = now_ns
-        self.replicas: frozenset[NodeId] = frozenset((group.replica_id,))
+        self.replicas: frozenset[NodeId] = _shared(frozenset((group.replica_id,)))
         self._options = options
         self._followers: dict[NodeId, Follower] = {}
 
     @property
     def servers(self) -> tuple[ServerId, ...]:
         """Servers of the in-sync replicas, in the order of the placement."""
-        return tuple([server_of(r) for r in self.group.listed if r in self.replicas])
+        return _servers(self.group.listed, self.replicas)
 
     @property
     def is_whole(self) -> bool:
@@ -133,7 +137,7 @@ class InSync:
             match = NO_INDEX if progress.state is PROBE else progress.match
             if replica in voters and self._is_in_sync(replica, follower, now_ns, match=match):
                 found.append(replica)
-        before, self.replicas = self.replicas, frozenset(found)
+        before, self.replicas = self.replicas, _shared(frozenset(found))
         return before != self.replicas
 
     def placed(self) -> None:
@@ -192,6 +196,17 @@ class InSync:
                 self.replicas -= {replica}
                 return len(self.replicas) < before
         return False
+
+
+@lru_cache(maxsize=SETS_SHARED)
+def _shared(replicas: frozenset[NodeId]) -> frozenset[NodeId]:
+    """Return an equal set, the same for all groups."""
+    return replicas
+
+
+@lru_cache(maxsize=SETS_SHARED)
+def _servers(listed: tuple[NodeId, ...], replicas: frozenset[NodeId]) -> tuple[ServerId, ...]:
+    return tuple([server_of(replica) for replica in listed if replica in replicas])
 
 
 def silence_ns(options: HostOptions) -> int:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Protocol
 
@@ -57,6 +58,9 @@ PART_BYTES = 1 << 20
 MEMBERS_KEY = b"\x00"
 """Key of the members in checkpoints. No machine has a key of this kind."""
 
+MEMBERS_SHARED = 1_024
+"""Most values of `Members` that are kept to be shared."""
+
 Items = list[tuple[bytes, bytes]]
 """A machine's state: (key, value) in key order."""
 
@@ -78,14 +82,19 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def conf_state(self) -> ConfState:
-        """The configuration in the core's form."""
-        return ConfState(
-            voters=self.voters,
-            voters_outgoing=self.voters_outgoing,
-            learners=self.learners,
-            learners_next=self.learners_next,
-            auto_leave=self.auto_leave,
-        )
+        """The configuration in the core's form. Groups with the same members share one value."""
+        return _conf_state(self)
+
+
+@lru_cache(maxsize=MEMBERS_SHARED)
+def _conf_state(members: Members) -> ConfState:
+    return ConfState(
+        voters=members.voters,
+        voters_outgoing=members.voters_outgoing,
+        learners=members.learners,
+        learners_next=members.learners_next,
+        auto_leave=members.auto_leave,
+    )
 
 
 class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
@@ -95,8 +104,12 @@ class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
     items: Items
 
 
+@lru_cache(maxsize=MEMBERS_SHARED)
 def members_of(conf_state: ConfState, *, reflects: Index, revision: int = 0) -> Members:
-    """Return the members of a configuration, with the index at which it was applied."""
+    """Return the members of a configuration, with the index at which it was applied.
+
+    Groups with equal ones share one value.
+    """
     return Members(
         reflects=reflects,
         voters=conf_state.voters,

@@ -89,6 +89,12 @@ def replica_ids(replicas: Sequence[ReplicaInfo]) -> list[NodeId]:
 
 
 @lru_cache(maxsize=SETS_SHARED)
+def replica_id_tuple(replicas: tuple[ReplicaInfo, ...]) -> tuple[NodeId, ...]:
+    """Return the Raft ids of replicas, in their order. Groups with the same share one value."""
+    return tuple(replica_ids(replicas))
+
+
+@lru_cache(maxsize=SETS_SHARED)
 def replica_id_set(replicas: tuple[ReplicaInfo, ...]) -> frozenset[NodeId]:
     """Return the Raft ids of replicas. Groups with the same replicas share one set."""
     return frozenset(replica_ids(replicas))
