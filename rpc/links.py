@@ -337,7 +337,7 @@ class Links:
         """Inbound streams that have not sent HELLO yet."""
         self._is_closed = False
         self._swept_ns = clock.now_ns()
-        self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
+        self._sweep_timer = clock.call_later(self._until_sweep(self._swept_ns), self._sweep)
 
     # --- Transport ------------------------------------------------------------------------------
     def send(
@@ -896,7 +896,7 @@ class Links:
         options = self._options
         now_ns = self._clock.now_ns()
         interval_ns = options.heartbeat_ms * _MS
-        self._sweep_timer = self._clock.call_later(interval_ns, self._sweep)
+        self._sweep_timer = self._clock.call_later(self._until_sweep(now_ns), self._sweep)
         # The time for which our own loop was stalled proves nothing about peers: what they sent
         # meanwhile may not have been read yet.
         stood_still_ns = max(0, now_ns - self._swept_ns - 2 * interval_ns)
@@ -915,6 +915,11 @@ class Links:
                 self._check_liveness(connection_up, now_ns, stood_still_ns)
         if not self._is_closed:
             self.handler.beat()
+
+    def _until_sweep(self, now_ns: int) -> int:
+        """Return the time to the next sweep: at multiples of its interval, as other timers do."""
+        interval_ns = self._options.heartbeat_ms * _MS
+        return interval_ns - now_ns % interval_ns
 
     def _check_liveness(self, link: _Connection, now_ns: int, stood_still_ns: int) -> None:
         options = self._options

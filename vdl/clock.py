@@ -16,6 +16,15 @@ NEVER = 1 << 62
 """A deadline, in nanoseconds, that is never reached."""
 
 
+def until_next(now_ns: int, interval_ns: int) -> int:
+    """Return the time from now to the next multiple of an interval.
+
+    Timers of intervals that divide each other wake their loop together, and so do those of all
+    servers of a machine.
+    """
+    return interval_ns - now_ns % interval_ns
+
+
 class Timer(Protocol):
     """A scheduled callback that can be cancelled."""
 

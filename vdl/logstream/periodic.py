@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ids import GroupId
-from vdl.clock import MS, NEVER
+from vdl.clock import MS, NEVER, until_next
 from vdl.logstream.cleanup.compaction import LogCompaction
 from vdl.logstream.cleanup.trimming import Trimming
 from vdl.logstream.elections.disk_watch import DiskWatch
@@ -99,6 +99,7 @@ class Periodic:
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._members_due_ns = 0
+        self._second_due_ns = 0
         self._least_waiting = NEVER
         """Least number of groups that waited to be elected, since some wait."""
         self._rounds_stuck = 0
@@ -111,8 +112,9 @@ class Periodic:
 
     def start(self) -> None:
         """Start the timers."""
-        self._state.clock.call_later(SWEEP_NS, self._sweep)
-        self._state.clock.call_later(SECOND_NS, self._each_second)
+        now_ns = self._state.clock.now_ns()
+        self._second_due_ns = now_ns + SECOND_NS
+        self._state.clock.call_later(until_next(now_ns, SWEEP_NS), self._sweep)
         self.trimming.start()
         self.compaction.start()
 
@@ -127,8 +129,8 @@ class Periodic:
         state = self._state
         if state.outbox.is_closed:
             return
-        state.clock.call_later(SWEEP_NS, self._sweep)
         now_ns = state.clock.now_ns()
+        state.clock.call_later(until_next(now_ns, SWEEP_NS), self._sweep)
         state.gaps.look()
         self._timers.look_at_campaigns(now_ns)
         self.overload.look()
@@ -148,6 +150,9 @@ class Periodic:
         self._forwarding.retry(now_ns)
         self._queries.expire(now_ns)
         self._commands.retry(now_ns)
+        if now_ns >= self._second_due_ns and not self.is_stopping:
+            self._second_due_ns = now_ns + SECOND_NS - SWEEP_NS // 2
+            self._each_second()
 
     def _look_at_disk(self, now_ns: int) -> None:
         store, watch = self._state.store, self._disk_watch
@@ -168,10 +173,7 @@ class Periodic:
 
     def _each_second(self) -> None:
         state = self._state
-        if state.outbox.is_closed or self.is_stopping:
-            return
         self.watch(state.groups)
-        state.clock.call_later(SECOND_NS, self._each_second)
         if self._status.is_late:
             self._transfers.hand_over_some()
         elif self._status.should_not_lead:

@@ -20,16 +20,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from vdl.clock import MS, Clock
+from vdl.clock import MS, Clock, until_next
 from vdl.logstream.options import TICK_NS
 
-BEAT_NS = 50 * MS
+BEAT_NS = 100 * MS
+"""As often as heartbeats: the loop of an idle server wakes for both together."""
 GRACE_NS = 20 * MS
 SLOWEST = 4
 """Time runs at least at this fraction (1/4) of real time."""
 KEPT = 64
 """Number of late periods kept: more than there are in any timeout."""
-UNREAD_NS = BEAT_NS + GRACE_NS
+UNREAD_NS = 70 * MS
 """Data that lie unread for less are a burst, comparable to a turn that takes no longer."""
 
 
@@ -72,13 +73,15 @@ class LoopTime:
         """Total lateness of the loop."""
         self.late_ns = 0
         """Recent lateness of the loop: that of the latest beat, or the remainder of an earlier one,
-        less an eighth with each beat."""
+        less a quarter with each beat."""
 
     def start(self, unread_ns: Callable[[], int] = nothing_unread) -> None:
         """Start to beat. `unread_ns`: see `rpc.streams.Transport.unread_ns`."""
         self._unread_ns = unread_ns
-        self._due_ns = self._clock.now_ns() + BEAT_NS
-        self._clock.call_later(BEAT_NS, self._beat)
+        now_ns = self._clock.now_ns()
+        wait_ns = until_next(now_ns, BEAT_NS)
+        self._due_ns = now_ns + wait_ns
+        self._clock.call_later(wait_ns, self._beat)
 
     def close(self) -> None:
         """Stop beating."""
@@ -120,11 +123,13 @@ class LoopTime:
         now_ns = self._clock.now_ns()
         late_ns = now_ns - self._due_ns
         if late_ns > 0 and (self._is_late or late_ns >= GRACE_NS):
+            lost_ns = late_ns - late_ns // SLOWEST
             if not self._is_late:
                 self._is_late = True
                 self._lately.append((self._due_ns, now_ns, 0))
+                # Ticks within the grace were given out as real ones: this time never runs back.
+                lost_ns = min(lost_ns, late_ns - GRACE_NS)
             start_ns, _, before_ns = self._lately.pop()
-            lost_ns = late_ns - late_ns // SLOWEST
             self._lately.append((start_ns, now_ns, before_ns + lost_ns))
             self.lost_ns += lost_ns
             self.late_total_ns += late_ns
@@ -136,10 +141,11 @@ class LoopTime:
             return
         now_ns = self._look()
         late_ns = now_ns - self._lately[-1][0] if self._is_late else 0
-        self.late_ns = max(late_ns, self.late_ns - self.late_ns // 8 - 1, 0)
+        self.late_ns = max(late_ns, self.late_ns - self.late_ns // 4 - 1, 0)
         self._leaves_unread = self._unread_ns() >= UNREAD_NS
         if self._leaves_unread and not self._is_late:
             self._lately.append((now_ns, now_ns, 0))
         self._is_late = self._leaves_unread
-        self._due_ns = now_ns if self._leaves_unread else now_ns + BEAT_NS
-        self._clock.call_later(BEAT_NS, self._beat)
+        wait_ns = until_next(now_ns, BEAT_NS)
+        self._due_ns = now_ns if self._leaves_unread else now_ns + wait_ns
+        self._clock.call_later(wait_ns, self._beat)
