@@ -18,7 +18,7 @@ from vdl.clock import MS
 
 FEW, MANY = 20, 120
 SETTLE_NS = 3_000 * MS
-REPLICA_BYTES_MAX = 15_000
+REPLICA_BYTES_MAX = 8_000
 
 
 def bytes_by_file(partitions: int) -> Counter[str]:

@@ -35,6 +35,7 @@ from sys import maxsize
 import msgspec
 
 from ids import Index, Offset
+from vdl.state.empty import NO_ITEMS, NO_KEYS
 from vdl.state.table import decode_value, encode_value
 
 BLOCK_ENTRIES = 512
@@ -161,20 +162,20 @@ class AbortedTransactions:
 
         Records read before that still need the removed ranges. Not part of the state.
         """
-        self._runs: list[_Run] = []
+        self._runs: list[_Run] = NO_ITEMS
         """In the order of their markers."""
-        self._behind: list[int] = []
+        self._behind: list[int] = NO_ITEMS
         """For each run, the least first offset of it and all later ranges."""
-        self._tail: list[AbortedRange] = []
+        self._tail: list[AbortedRange] = NO_ITEMS
         """Newest ranges, fewer than `RUN_RANGES`."""
-        self._dirty: dict[int, bytes | None] = {}
+        self._dirty: dict[int, bytes | None] = NO_KEYS
         """Changed or removed blocks, in the order in which they first changed.
 
         The value is the encoded block if a later block has begun, else None.
         """
         self._block = -1
         """Newest block that ever had a range."""
-        self._newest: list[AbortedRange] = []
+        self._newest: list[AbortedRange] = NO_ITEMS
         """Ranges listed in that block."""
         self._stored_block = -1
         """Newest block taken to be stored so far. All later ones are dirty."""
@@ -196,6 +197,10 @@ class AbortedTransactions:
     def add(self, aborted: AbortedRange) -> None:
         """Add an aborted transaction, whose marker is behind all others."""
         assert self._last_index < aborted.index, (self._last_index, aborted)
+        if self._dirty is NO_KEYS:
+            self._dirty = {}
+        if self._tail is NO_ITEMS:
+            self._runs, self._behind, self._tail = [], [], []
         block = aborted.index // BLOCK_ENTRIES
         if block != self._block:
             if self._newest and self._block in self._dirty:
@@ -277,6 +282,8 @@ class AbortedTransactions:
         first, last = first_index // BLOCK_ENTRIES, last_index // BLOCK_ENTRIES
         few = last - first < RUN_RANGES
         blocks = range(first, last + 1) if few else (index // BLOCK_ENTRIES for index in indexes)
+        if self._dirty is NO_KEYS:
+            self._dirty = {}
         self._dirty.update(dict.fromkeys(blocks))
 
     # --- storing ---------------------------------------------------------------------------
@@ -284,7 +291,7 @@ class AbortedTransactions:
         """Return (key, value) of blocks changed since the last call; None for a removed one."""
         if not self._dirty:
             return []
-        dirty, self._dirty = self._dirty, {}
+        dirty, self._dirty = self._dirty, NO_KEYS
         self._stored_block = self._block
         first = self._first_block
         return [
@@ -311,8 +318,12 @@ class AbortedTransactions:
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace everything by stored items."""
         self.age += 1
-        self._runs, self._behind, self._tail = [], [], []
-        self._block, self._newest = -1, []
+        self._block, self._newest = -1, NO_ITEMS
+        self._dirty, self._stored_block = NO_KEYS, -1
+        self._runs = self._behind = self._tail = NO_ITEMS
+        if not items:
+            return
+        self._runs, self._tail = [], []
         for _, value in items:
             self._newest = decode_value(value, list[AbortedRange])
             self._tail += self._newest
@@ -326,7 +337,7 @@ class AbortedTransactions:
         self._behind = list(behind)[::-1]
         for one in self._tail:
             self._note(one.first_offset)
-        self._dirty, self._stored_block = {}, self._block
+        self._stored_block = self._block
 
     @property
     def _first_block(self) -> int:

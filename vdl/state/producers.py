@@ -68,6 +68,7 @@ import msgspec
 
 from ids import NO_INDEX, Index, Offset
 from vdl.errors import ErrorCode
+from vdl.state.empty import NO_KEYS
 from vdl.state.table import decode_value, encode_value
 
 WINDOW_BATCHES = 5
@@ -211,10 +212,10 @@ class Overlay:
     __slots__ = ("_unknown", "producers", "unstable")
 
     def __init__(self) -> None:
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, Producer] = NO_KEYS
         self.unstable: deque[tuple[Index, Offset]] | None = None
         """(index, base offset) of the transactional batches among them."""
-        self._unknown: dict[int, tuple[int, int]] = {}
+        self._unknown: dict[int, tuple[int, int]] = NO_KEYS
         """Unknown producer's id → (epoch, sequence number) of its newest refused batch.
 
         Invariant: at most `UNKNOWN_MAX` entries.
@@ -222,9 +223,8 @@ class Overlay:
 
     def clear(self) -> None:
         """Drop everything at the end of leadership: the outcome is unknown here."""
-        self.producers.clear()
+        self.producers = self._unknown = NO_KEYS
         self.unstable = None
-        self._unknown.clear()
 
     def note_unknown(self, producer_id: int, epoch: int, base_sequence: int) -> bool:
         """Note a batch of an unknown producer.
@@ -235,6 +235,8 @@ class Overlay:
         noted = self._unknown.get(producer_id)
         if noted is None and len(self._unknown) >= UNKNOWN_MAX:
             del self._unknown[next(iter(self._unknown))]  # it is refused once more
+        if self._unknown is NO_KEYS:
+            self._unknown = {}
         self._unknown[producer_id] = epoch, base_sequence
         if noted is None or noted[0] != epoch:
             return False
@@ -274,6 +276,8 @@ class Overlay:
     def _newest(self, producer_id: int, epoch: int, index: Index) -> Producer:
         producer = self.producers.get(producer_id)
         if producer is None:
+            if self.producers is NO_KEYS:
+                self.producers = {}
             self.producers[producer_id] = producer = Producer(epoch)
             if self._unknown:
                 self._unknown.pop(producer_id, None)
@@ -312,17 +316,17 @@ class Producers:
         forgotten. Use: to refuse batches that must be out of order; each replica has its own value.
         Invariant: never lowered.
         """
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, Producer] = NO_KEYS
         """Longest idle first, which is the order of removal.
 
         Invariant: sorted by the index of the newest batch or marker, which is unique to a producer.
         """
-        self.open: dict[int, Producer] = {}
+        self.open: dict[int, Producer] = NO_KEYS
         """Producers with an open transaction, by id; read-only to others.
 
         Invariant: in the order of first offsets.
         """
-        self._dirty: dict[int, None] = {}  # an empty set is three times as large
+        self._dirty: dict[int, None] = NO_KEYS
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -546,6 +550,8 @@ class Producers:
             del window[0]
         if is_transactional and producer.first_offset == NO_TRANSACTION:
             producer.first_offset, producer.first_index = base_offset, index
+            if self.open is NO_KEYS:
+                self.open = {}
             self.open[producer_id] = producer
 
     def apply_marker(
@@ -572,6 +578,8 @@ class Producers:
 
     def _heard(self, producer_id: int, epoch: int, index: Index, timestamp: int) -> Producer:
         """Return the producer of a committed entry, updated and moved to the end of the order."""
+        if self._producers is NO_KEYS:
+            self._producers = {}
         producers = self._producers
         producer = producers.pop(producer_id, None)
         if producer is None:
@@ -584,7 +592,7 @@ class Producers:
         producers[producer_id] = producer
         producer.last_timestamp = timestamp
         producer.index = index
-        self._dirty[producer_id] = None
+        self._own_dirty()[producer_id] = None
         return producer
 
     def _forget_one(self) -> None:
@@ -607,16 +615,21 @@ class Producers:
             del self._producers[producer_id]
         self._forgotten(expired)
         # A dictionary keeps the space of deleted items; a copy has the size it needs.
-        self._producers = dict(self._producers)
+        self._producers = dict(self._producers) or NO_KEYS
 
     def _forgotten(self, producer_ids: list[int]) -> None:
-        self._dirty.update(dict.fromkeys(producer_ids))
+        self._own_dirty().update(dict.fromkeys(producer_ids))
         self.new_ids_from = max(self.new_ids_from, 1 + max(producer_ids, default=-1))
+
+    def _own_dirty(self) -> dict[int, None]:
+        if self._dirty is NO_KEYS:
+            self._dirty = {}
+        return self._dirty
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """Return (key, value) of producers changed since the last call; None for a removed one."""
-        dirty, self._dirty = self._dirty, {}
+        dirty, self._dirty = self._dirty, NO_KEYS
         return [(_key(producer_id), self._stored(producer_id)) for producer_id in sorted(dirty)]
 
     def items(self) -> list[tuple[bytes, bytes]]:
@@ -642,11 +655,11 @@ class Producers:
             loaded.append((_KEY.unpack(key)[1], producer))
         # The order of removal follows from the indexes: an entry belongs to one producer.
         loaded.sort(key=lambda pair: pair[1].index)
-        self._producers = dict(loaded)
+        self._producers = dict(loaded) or NO_KEYS
         opened = [pair for pair in loaded if pair[1].has_transaction]
         opened.sort(key=lambda pair: pair[1].first_offset)
-        self.open = dict(opened)
-        self._dirty = {}
+        self.open = dict(opened) or NO_KEYS
+        self._dirty = NO_KEYS
         self.new_ids_from = max(self.new_ids_from, 1 + max(self._producers, default=-1))
 
     def _stored(self, producer_id: int) -> bytes | None:

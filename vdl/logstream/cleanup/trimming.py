@@ -51,7 +51,8 @@ class Trimming:
         """Cut the logs of partitions where records were deleted. Use: once a second."""
         for stream in self._state.streams.values():
             group, log_start_offset = stream.group, stream.state.log_start_offset
-            group.snapshots.cache.forget_unused(group.tick)
+            if group.snapshot_source is not None:
+                group.snapshot_source.cache.forget_unused(group.tick)
             if log_start_offset > group.log.log_start_offset:  # true for few of thousands
                 self._cut_deleted(group, log_start_offset)
 

@@ -31,6 +31,7 @@ from vdl.logstream.group.stream import Stream
 from vdl.logstream.group.transactions import Transactions
 from vdl.logstream.options import LARGE_BATCH_BYTES, HostOptions
 from vdl.records.batch import TRANSACTIONAL_FLAG, patch_position
+from vdl.state.empty import NO_ITEMS
 from vdl.state.partition import PartitionState
 from vdl.state.producers import Duplicate, Overlay
 
@@ -89,13 +90,13 @@ class Appending:
         """Index of the entry whose replication is measured, appended at `_measured_ns`; NO_INDEX:
         none. Invariant: this leader appended it, in its present term."""
         self._measured_ns = 0
-        self.held: list[Append] = []
+        self.held: list[Append] = NO_ITEMS
         """Batches that are not appended yet, in order of arrival. Invariant: none of them is in the
-        log; always the same list, which `LogStream.held` also refers to."""
-        self.waiters: list[Append] = []
+        log."""
+        self.waiters: list[Append] = NO_ITEMS
         """Appends whose entries are not known to be committed. Invariant: ordered by index; each
         was appended in a term that this replica led, or is a retry of such a batch."""
-        self.uncopied: list[Append] = []
+        self.uncopied: list[Append] = NO_ITEMS
         """Appends whose entries are committed, but not durable on as many replicas as requested.
         Invariant: at the end of a turn, the group's `awaits_copies` is set while there are any."""
 
@@ -136,14 +137,20 @@ class Appending:
             # Certainly not appended, and the client may retry: Kafka has no better code.
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
-        self.held.append(append)
-        ahead = self._stream.group.ahead
-        if len(append.batch) >= ahead.bytes_min:
+        self._own_held().append(append)
+        group = self._stream.group
+        if len(append.batch) >= group.ahead_bytes_min:
+            ahead = group.ahead
             ahead.queued = self.held
             self._large_room.note_ahead(ahead)
         if self._log_start.push_back is not None:
             # Otherwise its deadline is not checked.
-            self._outbox.mark_dirty(self._stream.group)
+            self._outbox.mark_dirty(group)
+
+    def _own_held(self) -> list[Append]:
+        if self.held is NO_ITEMS:
+            self.held = []
+        return self.held
 
     def _append(self, append: Append) -> bool:
         """Append or answer the batch.
@@ -198,13 +205,13 @@ class Appending:
         uncommitted = group.node.raft.uncommitted_bytes
         if uncommitted and uncommitted + size > self._options.uncommitted_bytes_max:
             return False
-        if size >= group.ahead.bytes_min and group.ahead.is_held(append.batch):
+        if size >= group.ahead_bytes_min and group.ahead.is_held(append.batch):
             return False
         is_large = size > LARGE_BATCH_BYTES
         if is_large and not self._large_room.may_append(append.batch, group.ahead):
             append.done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
             return True
-        if size >= group.ahead.bytes_min and self._is_written_ahead(append):
+        if size >= group.ahead_bytes_min and self._is_written_ahead(append):
             return False
         entry = Entry(data=append.batch, records=header.count, timestamp=header.max_timestamp)
         try:
@@ -233,7 +240,7 @@ class Appending:
         append.batch, append.verify = NO_BATCH, None  # its memory may be reused
         append.index, append.term, append.base_offset = entry.index, entry.term, entry.base_offset
         append.copies = copies
-        self.waiters.append(append)
+        self._own_waiters().append(append)
         traffic = self._traffic
         traffic.bytes_in += size
         traffic.records_in += header.count
@@ -296,7 +303,7 @@ class Appending:
         )
         append.copies, append.duplicate_timestamp = copies, original.timestamp
         if original.index <= group.commit:
-            self.uncopied.append(append)
+            self._own_uncopied().append(append)
             group.awaits_copies = True
             self._outbox.mark_dirty(group)
             return
@@ -304,28 +311,38 @@ class Appending:
         position = len(self.waiters)
         while position and self.waiters[position - 1].index > original.index:
             position -= 1
-        self.waiters.insert(position, append)
+        self._own_waiters().insert(position, append)
+
+    def _own_waiters(self) -> list[Append]:
+        if self.waiters is NO_ITEMS:
+            self.waiters = []
+        return self.waiters
+
+    def _own_uncopied(self) -> list[Append]:
+        if self.uncopied is NO_ITEMS:
+            self.uncopied = []
+        return self.uncopied
 
     # --- held batches ------------------------------------------------------------------------
     def append_verified(self, verified: Sequence[Append]) -> None:
         """Append the batches of a producer whose transaction is open, before all held ones."""
         # The held ones may include a later batch of the same producer.
-        self.held[:0] = verified
+        self._own_held()[:0] = verified
         self.append_held()
 
     def append_held(self) -> None:
         """Append the held batches, in order, up to one that there is no room for."""
-        held, group = self.held, self._stream.group
-        while held:
+        group = self._stream.group
+        while held := self.held:
             first = held.pop(0)  # the call may change the queue
             batch = first.batch
             first.appended_ns = self._measures.now_ns()
             if not group.accepts_appends:
                 self._answer_without_room(first)
             elif not self._append(first):
-                held.insert(0, first)
+                self._own_held().insert(0, first)
                 return
-            if len(batch) >= group.ahead.bytes_min:
+            if len(batch) >= group.ahead_bytes_min:
                 group.ahead.drop(batch)
 
     # --- acknowledgement ---------------------------------------------------------------------
@@ -353,7 +370,7 @@ class Appending:
             # at the same index. Such an entry will certainly never be read.
             if waiter.term == leads_in or log.term(waiter.index) == waiter.term:
                 if waiter.copies > 1:
-                    self.uncopied.append(waiter)
+                    self._own_uncopied().append(waiter)
                     continue
                 waiter.done(
                     Appended(
@@ -407,12 +424,12 @@ class Appending:
         None of them waits here any more.
         """
         held, waiters = [*self.held], [*self.uncopied, *self.waiters]
-        self.held.clear()
-        self.waiters.clear()
-        self.uncopied = []
+        self.held.clear()  # `WriteAhead.queued` refers to it
+        self.held = self.waiters = self.uncopied = NO_ITEMS
         self._measured = NO_INDEX
         self._stream.group.awaits_copies = False
-        self._stream.group.ahead.forget()
+        if (ahead := self._stream.group.writing_ahead) is not None:
+            ahead.forget()
         return held, waiters
 
     def expire(self, now_ns: int) -> None:
@@ -423,8 +440,9 @@ class Appending:
         is_open = Appended(ErrorCode.REQUEST_TIMED_OUT)
         # `iter` keeps `end_all` from searching the queue for an answer.
         late = take_late(self.held, now_ns)
-        for append in late:
-            self._stream.group.ahead.drop(append.batch)
+        if late and (ahead := self._stream.group.writing_ahead) is not None:
+            for append in late:
+                ahead.drop(append.batch)
         end_all(iter(late), is_open)
         self._transactions.expire(now_ns)
         for waiter in [one for one in self.waiters if one.deadline_ns <= now_ns]:

@@ -8,7 +8,7 @@ Does not depend on how entries are committed, or on their records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 
 from raft.types import Entry
@@ -28,41 +28,30 @@ _ATTRIBUTES_POSITION = 22
 
 
 class Applying:
-    """Application of committed entries to one replica of a partition.
+    """Application of committed entries to one replica of a partition: a base of `LogStream`.
 
     Invariant: the state after an entry follows from the state before it and the entry alone, so
     replicas that have applied the same entries are equal.
     """
 
-    __slots__ = (
-        "_commands", "_log_start", "_overlay", "_polls", "_state", "_transactions", "_wake",
-    )  # fmt: skip
+    __slots__ = ()
 
-    def __init__(
-        self,
-        *,
-        state: PartitionState,
-        overlay: Overlay,
-        transactions: Transactions,
-        log_start: LogStart,
-        commands: Commands,
-        polls: LongPolls,
-        wake: Callable[[], None],
-    ) -> None:
-        """Create the application of a stream. `wake` runs its long polls at the end of the turn."""
-        self._state = state
-        self._overlay = overlay
-        self._transactions = transactions
-        self._log_start = log_start
-        self._commands = commands
-        self._polls = polls
-        self._wake = wake
+    state: PartitionState
+    overlay: Overlay
+    transactions: Transactions
+    log_start: LogStart
+    commands: Commands
+    polls: LongPolls
+
+    def wake_later(self) -> None:
+        """Run the long polls at the end of the turn."""
+        raise NotImplementedError
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Update state, producer windows and transactions. Use: once for each committed entry."""
-        if self._polls.for_stable:
-            self._wake()
-        transactions = self._transactions
+        if self.polls.for_stable:
+            self.wake_later()
+        transactions = self.transactions
         for entry in entries:
             if not entry.records:
                 if len(entry.data):
@@ -76,7 +65,7 @@ class Applying:
                 if attributes & CONTROL_FLAG:
                     self._apply_marker(entry)
                     continue
-                self._state.producers.apply(
+                self.state.producers.apply(
                     producer_id,
                     epoch,
                     sequence,
@@ -86,7 +75,7 @@ class Applying:
                     entry.timestamp,
                     is_transactional=attributes & TRANSACTIONAL_FLAG != 0,
                 )
-                self._overlay.committed(producer_id, entry.index)
+                self.overlay.committed(producer_id, entry.index)
                 if transactions.endings:
                     transactions.answer_endings(entry.index)
 
@@ -94,7 +83,7 @@ class Applying:
         marker = read_marker(memoryview(entry.data))
         if marker is None:
             return  # a control batch of another type
-        self._state.apply_marker(
+        self.state.apply_marker(
             marker.producer_id,
             marker.producer_epoch,
             marker.coordinator_epoch,
@@ -104,21 +93,21 @@ class Applying:
             timestamp=marker.timestamp,
             number=marker.number,
         )
-        self._overlay.committed(marker.producer_id, entry.index)
-        self._transactions.answer_endings(entry.index)
+        self.overlay.committed(marker.producer_id, entry.index)
+        self.transactions.answer_endings(entry.index)
 
     def _apply_command(self, entry: Entry) -> None:
-        state = self._state
+        state = self.state
         log_start = state.log_start_offset
         answer = state.apply(entry.data, end_offset=entry.base_offset)
-        self._commands.applied(entry.index, answer)
-        self._log_start.applied(entry.index)
+        self.commands.applied(entry.index, answer)
+        self.log_start.applied(entry.index)
         if state.log_start_offset != log_start:
-            self._polls.run_all()  # the log start has moved: long polls must check it
+            self.polls.run_all()  # the log start has moved: long polls must check it
 
     def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
         """Build the list of aborted transactions from entries, if the snapshot had none."""
-        state = self._state
+        state = self.state
         if state.lists_all:
             return
         for entry in entries:
@@ -139,8 +128,8 @@ class Applying:
                 state.pass_batch(producer_id, entry.base_offset)
         if is_last:
             state.passed_all()
-            if self._polls.for_stable:
-                self._wake()
+            if self.polls.for_stable:
+                self.wake_later()
 
 
 def is_control(entry: Entry) -> bool:

@@ -27,6 +27,7 @@ from vdl.logstream.group.stream import Stream
 from vdl.logstream.group.transactions import Transactions, transaction_ended
 from vdl.logstream.options import HostOptions
 from vdl.state.answer import CommandAnswer
+from vdl.state.empty import NO_ITEMS
 from vdl.state.partition import (
     Compact,
     DecodeError,
@@ -44,15 +45,19 @@ COMMANDS_MAX = 10_000
 class Commands:
     """Commands that one replica of a partition appends while it leads."""
 
-    __slots__ = ("_expiry_index", "_idle_producers", "_stream", "_transactions", "waiting")
+    __slots__ = (
+        "_expiry_index", "_idle_producers", "_options", "_stream", "_transactions", "waiting",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream, transactions: Transactions, options: HostOptions) -> None:
         self._stream = stream
         self._transactions = transactions
-        self.waiting: list[Pending[Outcome]] = []
+        self.waiting: list[Pending[Outcome]] = NO_ITEMS
         """Commands of other groups that wait to be applied. Invariant: ordered by index; each was
         appended in this term."""
-        self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
+        self._options = options
+        self._idle_producers: IdleProducers | None = None
+        """None: no producer is known."""
         self._expiry_index = 0
         """Index of the newest `ExpireProducers` that was appended here in this term, or 0. Use: the
         next one is appended only once this one is applied."""
@@ -79,6 +84,8 @@ class Commands:
         ):
             done(NOT_APPENDED)
         else:
+            if self.waiting is NO_ITEMS:
+                self.waiting = []
             self.waiting.append(Pending(deadline_ns, done, index=stream.group.node.last_index))
 
     def expire_producers(
@@ -90,6 +97,11 @@ class Commands:
         leader decides, if it `may_append`.
         """
         stream = self._stream
+        if not len(producers):
+            self._idle_producers = None
+            return
+        if self._idle_producers is None:
+            self._idle_producers = IdleProducers(self._options.producer_expiration_ms * MS)
         self._idle_producers.note(producers, now_ns)
         idle_index = self._idle_producers.index(producers, now_ns, kept=kept)
         oldest = producers.oldest_index
@@ -124,5 +136,5 @@ class Commands:
     def leadership_lost(self) -> list[Pending[Outcome]]:
         """Remove and return the waiting commands, whose outcome is unknown now."""
         self._expiry_index = 0
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiting = self.waiting, NO_ITEMS
         return waiting

@@ -64,6 +64,9 @@ APPLIED_BYTES_MAX = 256 << 10
 """Bytes of coordinator commands applied in a turn: some thousand positions, which take 30 ms."""
 
 
+_UNKNOWN = (None, None, None)
+
+
 @dataclass(slots=True)
 class Coming:
     """A state received from another replica, and the callback for its installation."""
@@ -95,17 +98,15 @@ class Group:
 
     __slots__ = (
         "_coming",
-        "_encodings",
-        "_full",
+        "_feeding",
         "_held",
-        "_is_linked",
         "_members_stored",
+        "_server",
         "_settled_for",
         "_state",
         "_stored_for",
-        "_tick",
         "adding",
-        "ahead",
+        "ahead_bytes_min",
         "applied",
         "apply_stalled",
         "awaits_copies",
@@ -114,7 +115,6 @@ class Group:
         "dirty",
         "due_tick",
         "entry_tick",
-        "feeding",
         "group_id",
         "last_tick",
         "last_token",
@@ -134,7 +134,7 @@ class Group:
         "replica_id",
         "revision",
         "serving",
-        "snapshots",
+        "snapshot_source",
         "store",
         "term_known",
         "term_listed",
@@ -143,6 +143,7 @@ class Group:
         "wanted_revision",
         "was_leader",
         "whole_at",
+        "writing_ahead",
     )
 
     def __init__(
@@ -166,6 +167,7 @@ class Group:
         self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
+        self._server = server
         self.store = server.store
         self.owner = owner
         self.placement = tuple(placement)
@@ -184,7 +186,7 @@ class Group:
         """Last revision that the group's own log recorded."""
         self.observers: frozenset[NodeId] = frozenset()
         """Replicas that never vote: see `conf_changes.py`."""
-        self._settled_for: tuple[object, object, object] = (None, None, None)
+        self._settled_for: tuple[object, object, object] = _UNKNOWN
         node_storage = LogStorage(
             log, members.conf_state, applied=applied, make_snapshot=self._make_snapshot
         )
@@ -204,14 +206,14 @@ class Group:
             )
         )
         self.campaigning = Campaigning(self.node, server.options, rng)
-        self.feeding = Feeding(self.node, log, server.store, server.throttle)
-        self.ahead = WriteAhead(server.store, log, self.node)
-        self._is_linked, self._full = server.is_linked, server.full
-        self.dirty = False
-        self._tick = server.tick
+        self._feeding: Feeding | None = None
+        self.writing_ahead: WriteAhead | None = None
+        """`ahead`, once there was a large payload."""
+        self.ahead_bytes_min = server.store.ahead_bytes_min
+        """Smallest payload that is written ahead."""
         self.last_tick = server.tick()
-        self.owes_tick = False
-        """True if the last tick was not counted, because a timer was due in it."""
+        self.dirty = self.owes_tick = False
+        """`owes_tick`: True if the last tick was not counted, because a timer was due in it."""
         self.due_tick = self.entry_tick = 0
         self.last_token = 0
         """Invariant: everything this group staged is durable once this token is."""
@@ -249,15 +251,8 @@ class Group:
         )
         self.trim_refused = 0
         """Index at which the log would have been cut when the state was last too large for that."""
-        self._encodings = server.encodings
-        self.snapshots = SnapshotSource(
-            owner,
-            log,
-            self._state,
-            applied=self._applied_state,
-            tick=server.tick,
-            encodings=server.encodings,
-        )
+        self.snapshot_source: SnapshotSource | None = None
+        """`snapshots`, once one was requested."""
         self._held = 0
         """Number of applications that wait for the disk; while there are any, all later ones
         wait."""
@@ -273,6 +268,35 @@ class Group:
         self.term_known = self.term_listed = self.node.term
         """`term_listed`: the last term that was compared with other servers' leader lists."""
 
+    # --- parts that most replicas never need -----------------------------------------------
+    @property
+    def feeding(self) -> Feeding:
+        """Reads of entries for followers."""
+        if self._feeding is None:
+            self._feeding = Feeding(self.node, self.log, self.store, self._server.throttle)
+        return self._feeding
+
+    @property
+    def ahead(self) -> WriteAhead:
+        """The payload that is written ahead."""
+        if self.writing_ahead is None:
+            self.writing_ahead = WriteAhead(self.store, self.log, self.node)
+        return self.writing_ahead
+
+    @property
+    def snapshots(self) -> SnapshotSource:
+        """Snapshots of the applied state, and their size."""
+        if self.snapshot_source is None:
+            self.snapshot_source = SnapshotSource(
+                self.owner,
+                self.log,
+                self._state,
+                applied=self._applied_state,
+                tick=self._server.tick,
+                encodings=self._server.encodings,
+            )
+        return self.snapshot_source
+
     # --- members ---------------------------------------------------------------------------
     @property
     def accepts_appends(self) -> bool:
@@ -281,14 +305,14 @@ class Group:
         Without it records would wait for a disk to get space, and the entries that free space would
         wait behind them.
         """
-        return self.store.accepts_appends and not (self._full and self._is_majority_full())
+        return self.store.accepts_appends and not (self._server.full and self._is_majority_full())
 
     def _is_majority_full(self) -> bool:
-        membership, full = self.node.membership, self._full
+        membership, full = self.node.membership, self._server.full
         others = membership.voters() - {self.replica_id}
         if full.isdisjoint(map(server_of, others)):
             return False
-        votes = {r: self._is_linked(r) and server_of(r) not in full for r in others}
+        votes = {r: self._server.is_linked(r) and server_of(r) not in full for r in others}
         votes[self.replica_id] = True
         outcome = joint_vote(membership.incoming, membership.outgoing, votes)
         return outcome is not VoteResult.WON
@@ -369,7 +393,7 @@ class Group:
     @property
     def tick(self) -> int:
         """Present tick. `last_tick` may be much older, for a group at rest."""
-        return self._tick()
+        return self._server.tick()
 
     def catch_up(self, tick: int) -> int:
         """Count ticks that have passed, without letting a timer fall due.
@@ -429,7 +453,7 @@ class Group:
         """
         # Count ticks that passed at rest while all followers are in step. Counted after the entry,
         # which puts them out of step, they would make heartbeats due before responses can arrive.
-        tick = self._tick()
+        tick = self._server.tick()
         if tick > self.last_tick:
             self.catch_up(tick)
         self.node.propose([entry])
@@ -466,13 +490,14 @@ class Group:
                 self._read_cold(want, outbox)
         if self._coming is not None and not self._held:
             self._await_state(outbox)
-        if self.feeding.cold_first:
-            self.feeding.withdraw_unwanted()
+        if self._feeding is not None and self._feeding.cold_first:
+            self._feeding.withdraw_unwanted()
         if self.awaits_copies:
             self.owner.committed(self.commit)
         self._note_role()
-        if self.ahead.wanted is not None:
-            self.ahead.go_on(partial(outbox.mark_dirty, self))
+        ahead = self.writing_ahead
+        if ahead is not None and ahead.wanted is not None:
+            ahead.go_on(partial(outbox.mark_dirty, self))
 
     def _stage(self, message: MsgStorageAppend, outbox: Outbox) -> None:
         store = self.store
@@ -511,7 +536,8 @@ class Group:
     def _take_items(self, state: OpenSnapshot, outbox: Outbox) -> None:
         """Take over the state of another replica."""
         self.apply_stalled = False
-        self.snapshots.cache.forget_size()
+        if self.snapshot_source is not None:
+            self.snapshot_source.cache.forget_size()
         if state.is_in_parts and self._state.large is not None:
             self._load(state, outbox)
             return
@@ -532,7 +558,7 @@ class Group:
             self._loaded()
             outbox.mark_dirty(self)
 
-        self._encodings.add(self._state.load(state.pieces, loaded))
+        self._server.encodings.add(self._state.load(state.pieces, loaded))
         if self.on_loading is not None:
             self.on_loading(self)
 
@@ -665,7 +691,7 @@ class Group:
         more than was committed before it.
         """
         if self._state.loading is not None:
-            self._state.unapplied.append(message)
+            self._state.apply_later(message)
             return
         if message.entries[-1].index > self.applied:
             self._apply(message.entries)
@@ -714,8 +740,10 @@ class Group:
     def withdraw(self) -> None:
         """Stop encoding, loading and feeding peers: the replica is taken out of service."""
         self._state.encoding = self._state.loading = None
-        self.feeding.stop()
-        self.ahead.stop()
+        if self._feeding is not None:
+            self._feeding.stop()
+        if self.writing_ahead is not None:
+            self.writing_ahead.stop()
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
@@ -728,7 +756,7 @@ class Group:
             return None
         if self._state.has_many_changes:
             if (encoding := self._state.begin_changes()) is not None:
-                self._encodings.add(encoding)
+                self._server.encodings.add(encoding)
             return None
         items, clear = self._state.collect(is_lost=self.log.is_meta_lost)
         if clear:
@@ -744,8 +772,9 @@ class Group:
             items[MEMBERS_KEY] = encode_members(stored)
         if not items and self.applied == self.meta_applied:
             return None
-        if not self.snapshots.in_parts:
-            self.snapshots.cache.stored(items.items())
+        source = self.snapshot_source
+        if source is not None and not source.in_parts:
+            source.cache.stored(items.items())
         self.meta_applied = self.applied
         return storage.MetaBatch(self.log.log_id, self.applied, items.items(), clear=clear)
 
@@ -761,7 +790,8 @@ class Group:
             self.was_leader = False
             self.serving = False
             self.reads.fail()
-            self.snapshots.leadership_lost()
+            if self.snapshot_source is not None:
+                self.snapshot_source.leadership_lost()
             self.owner.leadership_lost()
         if term_changed or lead != self.leader_known:
             self.term_known = term

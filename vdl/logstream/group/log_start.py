@@ -28,6 +28,7 @@ from vdl.logstream.group.retention import (
     retention_start,
 )
 from vdl.logstream.group.stream import Stream
+from vdl.state.empty import NO_ITEMS, NO_KEYS
 from vdl.state.partition import AdvanceLogStart, encode_command
 
 DELETIONS_MAX = 100
@@ -45,12 +46,12 @@ class LogStart:
     def __init__(self, stream: Stream, outbox: Outbox) -> None:
         self._stream = stream
         self._outbox = outbox
-        self.deletions: list[Pending[ErrorCode]] = []
+        self.deletions: list[Pending[ErrorCode]] = NO_ITEMS
         """Deletions that wait to be applied. Invariant: ordered by index; each is of this term."""
         self._untimed = UntimedSegments()
         self.push_back: PushBack | None = None
         """Backpressure on producers while retention waits for a follower."""
-        self._taken: dict[NodeId, Index] = {}
+        self._taken: dict[NodeId, Index] = NO_KEYS
         """Match index of each follower in this term, when retention last ran and had something to
         delete."""
 
@@ -76,6 +77,8 @@ class LogStart:
             done(ErrorCode.REQUEST_TIMED_OUT)
         else:
             last = stream.group.node.last_index
+            if self.deletions is NO_ITEMS:
+                self.deletions = []
             self.deletions.append(Pending(deadline_ns, done, index=last))
 
     def retain(
@@ -95,7 +98,7 @@ class LogStart:
         stream = self._stream
         self._untimed.look(spans, stamp_ms)
         if retention_start(spans, policy, settled_ms, self._untimed) <= stream.log_start_offset:
-            self._taken = {}
+            self._taken = NO_KEYS
             self._end_push_back()
             return
         try:
@@ -177,6 +180,6 @@ class LogStart:
     def leadership_lost(self) -> Sequence[Pending[ErrorCode]]:
         """Forget the followers of this term. Return the deletions, whose outcome is unknown."""
         self.push_back = None
-        self._taken = {}
-        deletions, self.deletions = self.deletions, []
+        self._taken = NO_KEYS
+        deletions, self.deletions = self.deletions, NO_ITEMS
         return deletions

@@ -14,7 +14,6 @@ Does not depend on the wire format of requests, other partitions or the disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import segments.api as storage
 from ids import GroupId, Index, Offset, ServerId, Term
@@ -24,6 +23,7 @@ from rpc.hello import (
     VERSION_OF_SHORT_SNAPSHOTS,
     Hello,
 )
+from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appending import Appending
 from vdl.logstream.group.appends import Append, Appended, Verify
@@ -33,12 +33,9 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_start import LogStart
-from vdl.logstream.group.long_polls import LongPolls
+from vdl.logstream.group.long_polls import LongPolls, Wait
 from vdl.logstream.group.lookups import Lookups
 from vdl.logstream.group.measures import Measures
-from vdl.logstream.group.offset_for_time import (
-    TimedOffset,
-)
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending, end_all, take_late
 from vdl.logstream.group.replica_ids import server_of
@@ -54,6 +51,7 @@ from vdl.records.batch import (
     BatchHeader,
 )
 from vdl.state.aborted import AbortedRange, AbortedTransactions
+from vdl.state.empty import NO_ITEMS
 from vdl.state.partition import (
     PartitionState,
 )
@@ -63,7 +61,7 @@ UNSHORTENED_MAX = 100_000
 """Maximum number of aborted transactions in a snapshot for an older version: its own limit."""
 
 
-class LogStream:
+class LogStream(Applying, Lookups):
     """One replica of one topic partition. The host sets `group` right after construction."""
 
     __slots__ = (
@@ -72,24 +70,19 @@ class LogStream:
         "_gaps",
         "_next_producer_id",
         "_outbox",
-        "_overlay",
         "_proved",
         "appending",
-        "apply",
         "commands",
         "group",
-        "held",
         "high_watermark",
         "log_start",
-        "lookups",
+        "overlay",
         "partition",
-        "pass_over",
         "polls",
         "state",
         "topic",
         "traffic",
         "transactions",
-        "wait_for",
     )
 
     group: Group
@@ -135,11 +128,11 @@ class LogStream:
         self._proved = gaps.count
         """Value of `gaps.count` when a quorum last confirmed the leader here. Initially the count
         at opening: this replica did not lead before."""
-        self._overlay = Overlay()
+        self.overlay = Overlay()
         self.transactions = Transactions(
             self,
             state=state,
-            overlay=self._overlay,
+            overlay=self.overlay,
             outbox=outbox,
             agreed_ms=agreed_ms,
         )
@@ -148,7 +141,7 @@ class LogStream:
         self.appending = Appending(
             self,
             state=state,
-            overlay=self._overlay,
+            overlay=self.overlay,
             transactions=self.transactions,
             log_start=self.log_start,
             options=options,
@@ -159,24 +152,9 @@ class LogStream:
             measures=measures,
             traffic=self.traffic,
         )
-        self.transactions.append_verified = self.appending.append_verified
-        self.held = self.appending.held
         self.polls = LongPolls()
-        self.wait_for = self.polls.wait_for
-        self.lookups = Lookups(self)
-        self._asked: list[Pending[bool]] = []
+        self._asked: list[Pending[bool]] = NO_ITEMS
         self.commands = Commands(self, self.transactions, options)
-        applying = Applying(
-            state=state,
-            overlay=self._overlay,
-            transactions=self.transactions,
-            log_start=self.log_start,
-            commands=self.commands,
-            polls=self.polls,
-            wake=partial(outbox.wake, self),
-        )
-        self.apply = applying.apply
-        self.pass_over = applying.pass_over
 
     # --- what the front end reads ------------------------------------------------------------
     @property
@@ -191,6 +169,11 @@ class LogStream:
     def serving(self) -> bool:
         """True if this replica leads and has applied the first entry of its own term."""
         return self.group.serving
+
+    @property
+    def held(self) -> list[Append]:
+        """Batches that are not appended yet."""
+        return self.appending.held
 
     @property
     def is_proved(self) -> bool:
@@ -240,7 +223,7 @@ class LogStream:
 
         Never moves back on replicas that lead and serve.
         """
-        overlay, producers = self._overlay, self.state.producers
+        overlay, producers = self.overlay, self.state.producers
         if self.group.serving and not overlay.unstable and not producers.open:
             return self.high_watermark
         return self.transactions.stable()[1]
@@ -290,6 +273,9 @@ class LogStream:
         self.appending.begin(
             Append(batch, header, copies_min, deadline_ns, done, verify, begins_epoch)
         )
+
+    def append_verified(self, verified: Sequence[Append]) -> None:
+        self.appending.append_verified(verified)
 
     # --- read --------------------------------------------------------------------------------
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> storage.Slices:
@@ -343,6 +329,8 @@ class LogStream:
         elif self.group.serving:
             done(True)
         else:
+            if self._asked is NO_ITEMS:
+                self._asked = []
             self._asked.append(Pending(deadline_ns, done))
 
     def producers(self) -> Iterable[ActiveProducer]:
@@ -351,31 +339,6 @@ class LogStream:
         See `Producers.active`.
         """
         return self.state.producers.active()
-
-    # --- look-ups: see `Lookups` ---------------------------------------------------------------
-    def earliest_epoch(self, done: Callable[[int], None]) -> None:
-        self.lookups.earliest_epoch(done)
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
-        return self.lookups.end_offset_for_epoch(epoch)
-
-    def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:
-        self.lookups.stored_bytes(done)
-
-    def segment_starts(
-        self, done: Callable[[list[tuple[Offset, int]] | storage.StorageError], None]
-    ) -> None:
-        self.lookups.segment_starts(done)
-
-    def offset_for_time(
-        self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
-    ) -> None:
-        self.lookups.offset_for_time(timestamp_ms, done)
-
-    def offset_of_largest_time(
-        self, done: Callable[[TimedOffset | storage.StorageError], None]
-    ) -> None:
-        self.lookups.offset_of_largest_time(done)
 
     # --- commands ------------------------------------------------------------------------------
     def delete_records(
@@ -458,6 +421,15 @@ class LogStream:
         if self.polls.waits:
             self._outbox.wake(self)
 
+    def wait_for(
+        self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
+    ) -> Wait:
+        """See `LongPolls.wait_for`."""
+        return self.polls.wait_for(offset, callback, stable_offset=stable_offset)
+
+    def wake_later(self) -> None:
+        self._outbox.wake(self)
+
     def wake(self) -> None:
         """Run the long polls whose offsets became committed or stable. Use: once a turn."""
         polls = self.polls
@@ -465,7 +437,7 @@ class LogStream:
 
     def serving_started(self) -> None:
         self.appending.append_held()
-        asked, self._asked = self._asked, []
+        asked, self._asked = self._asked, NO_ITEMS
         for one in asked:
             one.done(True)
 
@@ -477,9 +449,9 @@ class LogStream:
 
         Held batches were never appended; appended ones have an unknown outcome.
         """
-        self._overlay.clear()
+        self.overlay.clear()
         held, waiters = self.appending.leadership_lost()
-        asked, self._asked = self._asked, []
+        asked, self._asked = self._asked, NO_ITEMS
         commands = self.commands.leadership_lost()
         for command in commands:
             command.done(UNKNOWN)
@@ -511,7 +483,7 @@ class LogStream:
     def busy(self) -> bool:
         """True if any request with a deadline waits here."""
         return bool(
-            self.held
+            self.appending.held
             or self.appending.waiters
             or self.appending.uncopied
             or self._asked

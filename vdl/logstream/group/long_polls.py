@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ids import Offset
 from vdl.clock import NEVER
+from vdl.state.empty import NO_ITEMS
 
 
 class Wait:
@@ -38,7 +39,7 @@ class LongPolls:
     __slots__ = ("for_stable", "waits")
 
     def __init__(self) -> None:
-        self.waits: list[Wait] = []
+        self.waits: list[Wait] = NO_ITEMS
         """Polls that have not run, in order of subscription, with cancelled ones among them."""
         self.for_stable = False
         """True if any of them may wait for stable records."""
@@ -53,6 +54,8 @@ class LongPolls:
         """
         wait = Wait(offset, stable_offset, callback)
         self.for_stable = self.for_stable or stable_offset != NEVER
+        if self.waits is NO_ITEMS:
+            self.waits = []
         self.waits.append(wait)
         return wait
 
@@ -67,7 +70,7 @@ class LongPolls:
                 left.append(wait)
         if not ready:
             return
-        self.waits = left
+        self.waits = left or NO_ITEMS
         if self.for_stable:
             self.for_stable = any(wait.stable_offset != NEVER for wait in left)
         for wait in ready:
@@ -76,7 +79,7 @@ class LongPolls:
 
     def run_all(self) -> None:
         """Run every poll: the leader, the term or the log start changed."""
-        waits, self.waits = self.waits, []
+        waits, self.waits = self.waits, NO_ITEMS
         for wait in waits:
             if wait.callback is not None:
                 wait.callback()
@@ -84,4 +87,4 @@ class LongPolls:
     def drop_cancelled(self) -> None:
         """Forget the polls that were cancelled."""
         if self.waits:
-            self.waits = [wait for wait in self.waits if wait.callback is not None]
+            self.waits = [wait for wait in self.waits if wait.callback is not None] or NO_ITEMS

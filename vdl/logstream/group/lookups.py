@@ -11,31 +11,36 @@ from collections.abc import Callable
 
 import segments.api as storage
 from ids import NO_OFFSET, Index, Offset
+from vdl.logstream.group.group import Group
 from vdl.logstream.group.offset_for_time import (
     NO_TIME,
     TimedOffset,
     find_offset_for_time,
     find_offset_of_largest_time,
 )
-from vdl.logstream.group.stream import Stream
 
 
 class Lookups:
-    """Look-ups in the log of one replica of a partition."""
+    """Look-ups in the log of one replica of a partition: a base of `LogStream`."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ()
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    group: Group
+    high_watermark: Offset
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """See `LogStream.log_start_offset`."""
+        raise NotImplementedError
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """Find the leader epoch of the log's first record (KIP-320).
 
         The result is the current term if there is no record, and -1 if it is not known now.
         """
-        stream, group = self._stream, self._stream.group
-        start = stream.log_start_offset
-        if start >= stream.high_watermark:
+        group = self.group
+        start = self.log_start_offset
+        if start >= self.high_watermark:
             done(group.node.term)
             return
 
@@ -53,7 +58,7 @@ class Lookups:
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             done(spans if isinstance(spans, storage.StorageError) else sum(s.bytes for s in spans))
 
-        group = self._stream.group
+        group = self.group
         group.store.segment_spans(group.log, found)
 
     def segment_starts(
@@ -70,7 +75,7 @@ class Lookups:
                 done(spans)
                 return
             starts: list[tuple[Offset, int]] = []
-            start, newest_ms = self._stream.log_start_offset, -1
+            start, newest_ms = self.log_start_offset, -1
             for span in spans:
                 newest_ms = max(newest_ms, span.max_timestamp)
                 if span.end_offset > start:
@@ -78,17 +83,17 @@ class Lookups:
                     start = span.end_offset
             done(starts)
 
-        group = self._stream.group
+        group = self.group
         group.store.segment_spans(group.log, found)
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
         """Find the least committed, undeleted offset with a timestamp ≥ `timestamp_ms` (KIP-79)."""
-        stream, group = self._stream, self._stream.group
+        group = self.group
 
         def found(answer: TimedOffset | storage.StorageError) -> None:
-            if isinstance(answer, TimedOffset) and 0 <= answer.offset < stream.log_start_offset:
+            if isinstance(answer, TimedOffset) and 0 <= answer.offset < self.log_start_offset:
                 # It was deleted during the search. The timestamp of the next one is unknown.
                 self.offset_for_time(timestamp_ms, done)
             else:
@@ -98,7 +103,7 @@ class Lookups:
             group.log,
             group.store,
             timestamp_ms,
-            start_offset=stream.log_start_offset,
+            start_offset=self.log_start_offset,
             commit=group.commit,
             done=found,
         )
@@ -115,7 +120,7 @@ class Lookups:
                 bound_ms = max((span.max_timestamp for span in spans), default=NO_TIME)
                 find_offset_of_largest_time(bound_ms, self.offset_for_time, done)
 
-        group = self._stream.group
+        group = self.group
         group.store.segment_spans(group.log, found)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
@@ -128,11 +133,11 @@ class Lookups:
         later is at the right position; an answer without that epoch would make it assume a
         truncation.
         """
-        group = self._stream.group
+        group = self.group
         log = group.log
         term = group.node.term
         if epoch == term:
-            return term, self._stream.high_watermark
+            return term, self.high_watermark
         if not 0 <= epoch < term:
             return -1, NO_OFFSET
         first, end = log.first_index, group.commit + 1
@@ -146,7 +151,7 @@ class Lookups:
         end_offset = log.offset_after(last)
         # Use the readable start, not that of this replica's files: all replicas give the same
         # answer.
-        log_start = self._stream.log_start_offset
+        log_start = self.log_start_offset
         if end_offset <= log_start:
             return epoch, log_start
         return log.term(last), end_offset

@@ -14,6 +14,7 @@ from ids import Index
 from raft.node import RawNode
 from raft.types import ReadState
 from vdl.logstream.group.pending import Pending, take_late
+from vdl.state.empty import NO_ITEMS, NO_KEYS
 
 
 class ReadRounds:
@@ -26,11 +27,11 @@ class ReadRounds:
     __slots__ = ("_number", "_rounds", "answerable", "asks")
 
     def __init__(self) -> None:
-        self.asks: list[Pending[bool]] = []
+        self.asks: list[Pending[bool]] = NO_ITEMS
         """Requests without a round yet."""
-        self._rounds: dict[bytes, list[Pending[bool]]] = {}
+        self._rounds: dict[bytes, list[Pending[bool]]] = NO_KEYS
         """Requests of the rounds that are not confirmed, by the context of the round."""
-        self.answerable: list[tuple[Index, list[Pending[bool]]]] = []
+        self.answerable: list[tuple[Index, list[Pending[bool]]]] = NO_ITEMS
         """Confirmed requests, and the index whose application answers them."""
         self._number = 0
 
@@ -38,14 +39,18 @@ class ReadRounds:
         return bool(self.asks or self._rounds or self.answerable)
 
     def ask(self, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        if self.asks is NO_ITEMS:
+            self.asks = []
         self.asks.append(Pending(deadline_ns, done))
 
     def begin(self, node: RawNode) -> None:
         """Start one round for all requests since the last. Use: if there are `asks`."""
         self._number += 1
         context = self._number.to_bytes(8, "big")
+        if self._rounds is NO_KEYS:
+            self._rounds = {}
         self._rounds[context] = self.asks
-        self.asks = []
+        self.asks = NO_ITEMS
         node.read_index(context)
 
     def confirmed(self, states: list[ReadState]) -> None:
@@ -53,6 +58,8 @@ class ReadRounds:
         for state in states:
             asks = self._rounds.pop(state.context, None)
             if asks:
+                if self.answerable is NO_ITEMS:
+                    self.answerable = []
                 self.answerable.append((state.index, asks))
 
     def applied(self, index: Index) -> None:
@@ -63,14 +70,13 @@ class ReadRounds:
 
     def fail(self) -> None:
         """Answer False to all requests: leadership ended."""
-        asks = self.asks
+        asks = [*self.asks]
         for round_asks in self._rounds.values():
             asks.extend(round_asks)
         for _, confirmed in self.answerable:
             asks.extend(confirmed)
-        self.asks = []
-        self._rounds.clear()
-        self.answerable.clear()
+        self.asks = self.answerable = NO_ITEMS
+        self._rounds = NO_KEYS
         for ask in asks:
             ask.done(False)
 

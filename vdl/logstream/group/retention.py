@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from ids import Offset
 from segments.api import SegmentLimits, SegmentSpan
+from vdl.state.empty import NO_KEYS
 
 FOREVER = -1
 
@@ -73,17 +74,18 @@ class UntimedSegments:
     __slots__ = ("_since_ms",)
 
     def __init__(self) -> None:
-        self._since_ms: dict[int, int] = {}
+        self._since_ms: dict[int, int] = NO_KEYS
         """End offset -> stamping time; compared with settled time when deleting."""
 
     def look(self, spans: Sequence[SegmentSpan], stamp_ms: int) -> None:
         """Note the present segments, `spans`; forget all others."""
         before = self._since_ms
-        self._since_ms = {
+        since_ms: dict[int, int] = {
             span.end_offset: before.get(span.end_offset, stamp_ms)
             for span in spans
             if span.max_timestamp < 0
         }
+        self._since_ms = since_ms or NO_KEYS
 
     def known_before(self, span: SegmentSpan, ms: int) -> bool:
         since_ms = self._since_ms.get(span.end_offset)

@@ -25,6 +25,7 @@ from vdl.clock import Clock
 from vdl.logstream.group.owner import Owner
 from vdl.logstream.group.snapshots import Items, Members, PartsWriter, SnapshotWriter
 from vdl.logstream.group.state_loading import StateLoading
+from vdl.state.empty import NO_ITEMS, NO_KEYS
 
 Changes = list[tuple[bytes, bytes | None]]
 
@@ -166,9 +167,9 @@ class AppliedState:
         """The encoding of changes under way, for which a checkpoint waits."""
         self.loading: StateLoading | None = None
         """A received state that is loaded in pieces. Set it to None to end it."""
-        self.unapplied: list[MsgStorageApply] = []
+        self.unapplied: list[MsgStorageApply] = NO_ITEMS
         """Applications that wait for the state to be loaded."""
-        self._unstored: dict[bytes, bytes | None] = {} if loaded is None else loaded
+        self._unstored: dict[bytes, bytes | None] = NO_KEYS if loaded is None else loaded
         """Changes taken from the state that no checkpoint has received yet."""
         self._unstored_is_all = loaded is not None
         """True if they are the whole state, not only its changes."""
@@ -197,7 +198,7 @@ class AppliedState:
         changes = large.take_dirty(min(count - CHANGES_KEPT // 2, CHANGES_KEPT))
         if self.encoding is not None:
             self.encoding.changed(changes)
-        self._unstored.update(changes)
+        self._own_unstored().update(changes)
         return True
 
     @property
@@ -224,8 +225,13 @@ class AppliedState:
 
     def _take_changes(self, take_dirty: Callable[[int], Changes], limit: int) -> Changes:
         changes = take_dirty(limit)
-        self._unstored.update(changes)
+        self._own_unstored().update(changes)
         return changes
+
+    def _own_unstored(self) -> dict[bytes, bytes | None]:
+        if self._unstored is NO_KEYS:
+            self._unstored = {}
+        return self._unstored
 
     def replaced(self, items: Items) -> None:
         """Note that a state from another replica replaces the present one."""
@@ -255,9 +261,15 @@ class AppliedState:
         )
         return loading
 
+    def apply_later(self, message: MsgStorageApply) -> None:
+        """Keep an application until the state is loaded."""
+        if self.unapplied is NO_ITEMS:
+            self.unapplied = []
+        self.unapplied.append(message)
+
     def take_unapplied(self) -> list[MsgStorageApply]:
         """Return the applications that waited for the state to be loaded."""
-        unapplied, self.unapplied = self.unapplied, []
+        unapplied, self.unapplied = self.unapplied, NO_ITEMS
         return unapplied
 
     def collect(self, *, is_lost: bool) -> tuple[dict[bytes, bytes | None], bool]:
@@ -273,7 +285,7 @@ class AppliedState:
         changes = self._owner.take_meta()
         if self.encoding is not None:
             self.encoding.changed(changes)
-        unstored, self._unstored = self._unstored, {}
+        unstored, self._unstored = self._own_unstored(), NO_KEYS
         self._unstored_is_all = False
         if whole is not None:
             return whole, is_all

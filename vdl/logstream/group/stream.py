@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ids import Offset
 from raft.types import Entry
+from vdl.logstream.group.appends import Append
 from vdl.logstream.group.group import Group
 
 
@@ -23,5 +24,8 @@ class Stream(Protocol):
     def log_start_offset(self) -> Offset: ...
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+    def append_verified(self, verified: Sequence[Append]) -> None:
+        """See `Appending.append_verified`."""
+
     def propose(self, entry: Entry) -> bool:
         """Append a command. Return False if it is refused."""

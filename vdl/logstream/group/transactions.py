@@ -14,7 +14,7 @@ Does not depend on how batches are appended and acknowledged, or on readers.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
@@ -32,6 +32,7 @@ from vdl.logstream.group.stream import Stream
 from vdl.records.batch import BatchHeader, patch_position
 from vdl.records.markers import Marker, build_marker
 from vdl.state.answer import CommandAnswer
+from vdl.state.empty import NO_ITEMS, NO_KEYS
 from vdl.state.partition import EndTransactionMarker, PartitionState
 from vdl.state.producers import NO_NUMBER, Overlay
 
@@ -75,7 +76,7 @@ class Transactions:
 
     __slots__ = (
         "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_state", "_stream",
-        "append_verified", "endings", "verified", "verifying",
+        "endings", "verified", "verifying",
     )  # fmt: skip
 
     def __init__(
@@ -97,20 +98,17 @@ class Transactions:
         self._overlay = overlay
         self._outbox = outbox
         self._agreed_ms = agreed_ms
-        self.append_verified: Callable[[Sequence[Append]], None]
-        """Appends the batches of a producer whose transaction is open, before all held ones. Set
-        right after construction."""
-        self.verifying: dict[int, _Verification] = {}
+        self.verifying: dict[int, _Verification] = NO_KEYS
         """By producer id. Use: on a leader."""
         self._behind_count = 0
         """Number of batches behind the first of each producer. Invariant: their sum."""
         self._due_ns = NEVER
         """Time before which none of those batches reaches its deadline."""
-        self.verified: dict[int, int] = {}
+        self.verified: dict[int, int] = NO_KEYS
         """Producer id → epoch of those whose transaction has this partition, as confirmed by its
         coordinator, with nothing in it yet. Invariant: no marker has come since. Use: on a
         leader."""
-        self.endings: list[Pending[ErrorCode]] = []
+        self.endings: list[Pending[ErrorCode]] = NO_ITEMS
         """Requests that wait for a marker, or for the entry before it, to be applied. Invariant:
         ordered by index."""
 
@@ -175,6 +173,8 @@ class Transactions:
         if is_full:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
+        if self.verifying is NO_KEYS:
+            self.verifying = {}
         verification = self.verifying[producer_id] = _Verification(held)
         self._due_ns = min(self._due_ns, held.deadline_ns)
         self._outbox.mark_dirty(self._stream.group)  # otherwise its deadline is not checked
@@ -219,8 +219,10 @@ class Transactions:
             return
         if len(self.verified) >= VERIFIED_MAX:
             self.verified.clear()  # they are verified again
+        if self.verified is NO_KEYS:
+            self.verified = {}
         self.verified[producer_id] = held[0].header.producer_epoch
-        self.append_verified(held)
+        self._stream.append_verified(held)
 
     # --- ending ------------------------------------------------------------------------------
     def end(
@@ -262,7 +264,9 @@ class Transactions:
         elif pending is not None:
             # It depends on an entry that is not committed yet, and may never be.
             retry = partial(self._ended_before, again)
-            insort(self.endings, Pending(deadline_ns, retry, index=pending.index), key=_index)
+            insort(
+                self._own_endings(), Pending(deadline_ns, retry, index=pending.index), key=_index
+            )
         else:
             error = verdict if isinstance(verdict, ErrorCode) else ErrorCode.NONE
             self._stream.read_index(
@@ -314,8 +318,13 @@ class Transactions:
             return
         patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
         self._overlay.append_marker(producer_id, epoch, coordinator_epoch, entry.index, number)
-        self.endings.append(Pending(deadline_ns, done, index=entry.index))
+        self._own_endings().append(Pending(deadline_ns, done, index=entry.index))
         self._outbox.mark_dirty(self._stream.group)
+
+    def _own_endings(self) -> list[Pending[ErrorCode]]:
+        if self.endings is NO_ITEMS:
+            self.endings = []
+        return self.endings
 
     def _has_room(self, entry_bytes: int) -> bool:
         """Return True if a marker may be appended.
@@ -364,11 +373,11 @@ class Transactions:
 
     def leadership_lost(self) -> list[Append]:
         """Answer all waiting requests. Return the batches that were never appended."""
-        self.verified = {}
-        verifying, self.verifying = self.verifying, {}
+        self.verified = NO_KEYS
+        verifying, self.verifying = self.verifying, NO_KEYS
         self._behind_count = 0
         held = [one for verification in verifying.values() for one in verification.held]
-        endings, self.endings = self.endings, []
+        endings, self.endings = self.endings, NO_ITEMS
         for ending in endings:
             ending.done(ErrorCode.REQUEST_TIMED_OUT)
         return held

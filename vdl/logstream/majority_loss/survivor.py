@@ -197,6 +197,15 @@ class _NobodyWaits:
     run_all = applied
 
 
+class _AppliedAlone(Applying):
+    """Application of entries to the state of a partition that is not served."""
+
+    def __init__(self, state: PartitionState) -> None:
+        self.state, self.overlay = state, Overlay()
+        idle: Any = _NobodyWaits()
+        self.transactions = self.log_start = self.commands = self.polls = idle
+
+
 class _Unreadable(Exception):
     """The state of a replica here is damaged or lost."""
 
@@ -300,11 +309,7 @@ class Survivor:
         number = catalog.replica_number(group_id, self._server_id)
         log = self._newest.get(group_id)
         state = PartitionState()
-        idle: Any = _NobodyWaits()
-        applying = Applying(
-            state=state, overlay=Overlay(), transactions=idle, log_start=idle, commands=idle,
-            polls=idle, wake=idle.applied,
-        )  # fmt: skip
+        applying = _AppliedAlone(state)
         try:
             if not number:
                 raise _Unreadable("this server has no replica")

@@ -179,7 +179,8 @@ class Inbox:
             stats.messages_dropped += 1
             return
         if type(message) is MsgApp:
-            if not is_admitted and (message.entries or group.ahead.held):
+            ahead = group.writing_ahead
+            if not is_admitted and (message.entries or (ahead is not None and ahead.held)):
                 admitted = self._admitted(message, group, server_id)
                 if admitted is None:
                     return
@@ -214,8 +215,8 @@ class Inbox:
 
     def _admitted(self, message: MsgApp, group: Group, server_id: ServerId) -> PeerMessage | None:
         """Return the part of an append to step now. None: it is held, or dropped."""
-        ahead = group.ahead
-        if ahead.held and ahead.keeps_back(message):
+        ahead = group.writing_ahead
+        if ahead is not None and ahead.held and ahead.keeps_back(message):
             if not ahead.holds_behind(message):
                 self._stats.messages_dropped += 1
             return None
@@ -232,7 +233,7 @@ class Inbox:
         if not taken:
             return self._without_entries(message, group)
         message.entries = taken
-        is_large = len(taken) == 1 and len(taken[0].data) >= ahead.bytes_min
+        is_large = len(taken) == 1 and len(taken[0].data) >= group.ahead_bytes_min
         return None if is_large and self._is_held(message, group, server_id) else message
 
     def _is_held(self, message: MsgApp, group: Group, server_id: ServerId) -> bool:
