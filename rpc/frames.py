@@ -125,7 +125,8 @@ def encode_frames(
     """Encode messages into frames: (start, end, buffers) carries messages [start, end).
 
     A frame ends with the message that brings it to `payload_bytes`, or with number `messages_max`.
-    A message is never split. Raises ValueError for a message that is not sent between servers.
+    A message with as much has a frame of its own: those before it need not wait for it. A message
+    is never split. Raises ValueError for a message that is not sent between servers.
     """
     frames: list[tuple[int, int, list[Buffer]]] = []
     start = size = 0
@@ -135,7 +136,16 @@ def encode_frames(
         encode = _ENCODERS.get(type(message))
         if encode is None:
             raise ValueError(f"{type(message).__name__} is not sent between servers")
-        size += encode(meta, payloads, group, message)
+        heads = bodies = 0
+        if end - start > 1:
+            heads, bodies = len(meta), len(payloads)
+        own = encode(meta, payloads, group, message)
+        if heads and own >= payload_bytes:
+            meta[0] = _PREFIX.pack(end - 1 - start, sum(map(len, meta[:heads])))
+            frames.append((start, end - 1, [b"".join(meta[:heads]), *payloads[:bodies]]))
+            start, size = end - 1, 0
+            meta, payloads = [b"", *meta[heads:]], payloads[bodies:]
+        size += own
         if size >= payload_bytes or end - start == messages_max or end == len(messages):
             meta[0] = _PREFIX.pack(end - start, sum(map(len, meta)))
             frames.append((start, end, [b"".join(meta), *payloads]))

@@ -1,4 +1,5 @@
-"""Lanes of a link: urgent Raft messages are written before entries and snapshots.
+"""Lanes of a link: urgent Raft messages are written before entries and snapshots, and both of them
+between the pieces of a large one.
 
 Otherwise the votes, acknowledgements and read confirmations of all groups would wait behind one
 group's entries. Each lane keeps its order; there is none between the two. Raft allows any order
@@ -18,6 +19,11 @@ between nodes. This implementation assumes:
 * `MsgTimeoutNow`: sent once the transferee has acknowledged the whole log; nothing is in flight.
 * `MsgReadIndex`, `MsgReadIndexResp`: about committed entries, for which the requester waits.
 
+A frame that is larger than a piece is written piece by piece, and bulk messages of *other groups*
+pass it: Raft orders nothing between groups. A group with a message in such a frame, or behind one,
+stays behind it until all of them are written (`PeerEngine.behind`). So all of the above holds
+within each group.
+
 Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat confirms
 the list before it, and everything on the peer's list that no frame before it denied (DENIALS). A
 list may name a leader whose first entries are still to come, as its first heartbeat would. A full
@@ -34,7 +40,7 @@ Does not depend on links, or on how lanes are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from raft.messages import MsgApp, MsgHeartbeat, MsgProp, MsgSnap, MsgTransferLeader, PeerMessage
@@ -63,3 +69,14 @@ def in_lanes(
         else:
             urgent.append(item)
     return urgent, bulk
+
+
+def with_behind(
+    bulk: Sequence[GroupMessage], behind: Container[int]
+) -> tuple[Sequence[GroupMessage], Sequence[GroupMessage]]:
+    """Return (messages that pass a large frame, those of the groups `behind` it), in order."""
+    passing: list[GroupMessage] = []
+    held: list[GroupMessage] = []
+    for item in bulk:
+        (held if item[0] in behind else passing).append(item)
+    return passing, held

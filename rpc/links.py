@@ -43,7 +43,7 @@ Does not depend on Raft, except for the number of messages in a frame; nor on so
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -80,6 +80,7 @@ from rpc.tls_stream import LinkSecurity
 from rpc.turn_share import FEWEST, TurnPace, TurnShare
 
 _MS = 1_000_000
+_NONE: Set[int] = frozenset()
 _NEVER_BYTES = 1 << 62
 
 
@@ -103,7 +104,7 @@ class _Connection:
     __slots__ = (
         "backlog", "blocked", "engine", "get_buffer", "heard", "heard_ns", "is_closed",
         "is_paused", "links", "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns",
-        "share", "stream", "suspect_ns",
+        "share", "stream", "suspect_ns", "turn_bytes",
     )  # fmt: skip
 
     def __init__(self, links: Links, stream: Stream, engine: PeerEngine, now_ns: int) -> None:
@@ -113,6 +114,7 @@ class _Connection:
         self.get_buffer = engine.get_buffer
         self.peer: _Peer | None = None  # known once dialled or greeted
         self.blocked = False  # the stream took less than was offered; `writable` will be called
+        self.turn_bytes = links.options.turn_bytes  # until no piece begins in this turn of the loop
         self.backlog = Backlog()
         self.notable_bytes = 0  # a write of this size shows something about the rate
         self.is_closed = False
@@ -209,18 +211,32 @@ class _Connection:
         self.links._over(self, reason=None, text=cause)
 
     # --- for Links ------------------------------------------------------------------------------
-    def flush(self) -> None:
-        """Write queued bytes as far as the stream takes them."""
+    def flush(self, *, is_last: bool = False) -> None:
+        """Write queued bytes as far as the stream takes them, and some pieces in a turn.
+
+        `is_last`: there will be no other turn.
+        """
         assert not self.is_closed
         engine = self.engine
         while engine.unsent_bytes and not self.blocked:
-            buffers = engine.gather()
+            buffers = engine.gather(begins_piece=is_last or self.turn_bytes > 0)
+            if not buffers:
+                return  # the next piece waits for the next turn
             written = self.stream.write(buffers)
             engine.sent(written)
             if engine.unsent_bytes:
                 self.blocked = written < sum(map(len, buffers))
             if self.blocked or written >= self.notable_bytes:
                 self._look(written)
+            if engine.behind:
+                if self.turn_bytes == self.links.options.turn_bytes:
+                    self.links.next_turn(self._next_pieces)
+                self.turn_bytes -= written
+
+    def _next_pieces(self) -> None:
+        self.turn_bytes = self.links.options.turn_bytes
+        if not (self.blocked or self.is_closed):
+            self.flush()
 
     def _look(self, written: int) -> None:
         """After a large write: estimate the link's rate from the bytes that have left."""
@@ -238,8 +254,7 @@ class _Connection:
         bytes_max = backlog.bytes_max
         self.stream.limit_unsent(bytes_max)
         self.notable_bytes = bytes_max // 2 if backlog.is_bounded else _NEVER_BYTES
-        # An unbounded link is not infinitely fast: a frame of 100 MiB is still cut into pieces.
-        self.engine.piece_bytes = min(self.engine.frame_bytes_max, bytes_max // 2)
+        self.engine.piece_bytes = min(bytes_max // 2, self.links.options.piece_bytes_max)
 
     def close(self, reason: RejectReason | None = None, text: str = "") -> None:
         """Close the stream; send REJECT first if there is a reason and the engine is not closed."""
@@ -248,7 +263,7 @@ class _Connection:
         if reason is not None and self.engine.state is not LinkState.CLOSED:
             self.engine.reject(reason, text)
         if not self.blocked:
-            self.flush()
+            self.flush(is_last=True)
         self.is_closed = True
         self.stream.close()
 
@@ -324,7 +339,7 @@ class Links:
         self._clock = clock
         self._rng = rng
         self.handler = handler
-        self._options = options
+        self.options = options
         self._tell_dial_failed = dial_failed
         self.pace = TurnPace(options.turn_messages_max)
         self.work_ns = clock.work_ns
@@ -348,21 +363,27 @@ class Links:
         *,
         urgent: bool = False,
         more: bool = False,
+        keyed: Sequence[tuple[int, object]] = (),
     ) -> bool:
         """See `Transport.send`. Written at once, unless the stream is full."""
         connection = self._open.get(server_id)
         if connection is None:
             return False
         engine = connection.engine
-        is_taken = engine.send(frame_type, buffers, urgent=urgent)
+        is_taken = engine.send(frame_type, buffers, urgent=urgent, keyed=keyed)
         if not connection.blocked and not (more and is_taken):
             connection.flush()
             if not is_taken and not connection.is_closed:
                 # Frames held back by `more` took the room this one needs.
-                is_taken = engine.send(frame_type, buffers, urgent=urgent)
+                is_taken = engine.send(frame_type, buffers, urgent=urgent, keyed=keyed)
                 if not connection.blocked:
                     connection.flush()
         return is_taken
+
+    def behind(self, server_id: ServerId) -> Set[int]:
+        """See `Transport.behind`."""
+        connection = self._open.get(server_id)
+        return connection.engine.behind if connection is not None else _NONE
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` once `link_up` and `link_down` reflect the peer's current state.
@@ -378,7 +399,7 @@ class Links:
         confirmation = _Confirmation(self._clock.now_ns(), done)
         peer.confirming.append(confirmation)
         self._clock.call_later(
-            self._options.confirm_ms_max * _MS, partial(_give_up, peer, confirmation)
+            self.options.confirm_ms_max * _MS, partial(_give_up, peer, confirmation)
         )
         link = peer.link
         if link is not None:
@@ -399,7 +420,7 @@ class Links:
         links = self._open.values()
         sharing = sum(link.share.is_refill_due for link in links) if is_busy else len(links)
         sharing = max(1, sharing)
-        usual = self._options.turn_messages_max // sharing
+        usual = self.options.turn_messages_max // sharing
         return max(1, min(usual, FEWEST), self.pace.messages // sharing)
 
     def unread_ns(self) -> int:
@@ -524,7 +545,7 @@ class Links:
             return
         if self._security is not None:
             stream = self._security.wrap(stream, dialed=False)
-        engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self._options.limits)
+        engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self.options.limits)
         connection = _Connection(self, stream, engine, self._clock.now_ns())
         displaced = self._inbound.add(connection, host)
         if displaced is not None:
@@ -554,7 +575,7 @@ class Links:
         assert peer.address is not None
         peer.dial_timer = None
         peer.attempt_timer = self._clock.call_later(
-            self._options.attempt_ms_max * _MS, partial(self._attempt_timed_out, peer)
+            self.options.attempt_ms_max * _MS, partial(self._attempt_timed_out, peer)
         )
         peer.dial = self._dialer.dial(peer.address, partial(self._dialed, peer))
 
@@ -566,7 +587,7 @@ class Links:
             self._attempt_failed(peer, refused=result.refused, died_early=result.is_reset)
             return
         engine = PeerEngine(
-            self._local, Role.DIALER, expected=peer.server_id, limits=self._options.limits
+            self._local, Role.DIALER, expected=peer.server_id, limits=self.options.limits
         )
         stream = result
         if self._security is not None:
@@ -604,7 +625,7 @@ class Links:
             peer.held = None
             self._accept(peer, held)
             return
-        options = self._options
+        options = self.options
         if refused:
             self._report_down(peer, refused=True)
         elif peer.report_timer is not None:
@@ -617,7 +638,7 @@ class Links:
         self._back_off(peer, lasting=lasting)
 
     def _back_off(self, peer: _Peer, *, lasting: bool = False) -> None:
-        options = self._options
+        options = self.options
         delay_ms = options.backoff_max_ms
         if not lasting:
             delay_ms = min(delay_ms, options.backoff_first_ms << min(peer.failures, 16))
@@ -645,7 +666,7 @@ class Links:
         self._inbound.remove(connection)
         if not self._is_proved(connection, hello):
             return
-        if hello.server_id not in self._peers and len(self._peers) >= self._options.peers_max:
+        if hello.server_id not in self._peers and len(self._peers) >= self.options.peers_max:
             self._refuse(connection, hello.server_id, RejectReason.TOO_MANY_LINKS)
             return
         if self._is_refused(connection, hello):
@@ -833,7 +854,7 @@ class Links:
         link = self._unlink(peer)
         now_ns = self._clock.now_ns()
         peer.refusable = True
-        if now_ns - link.opened_ns >= self._options.stable_ms * _MS:
+        if now_ns - link.opened_ns >= self.options.stable_ms * _MS:
             peer.failures = 0
         if self._takes_challenger(peer):
             return
@@ -848,7 +869,7 @@ class Links:
             self._back_off(peer)
             return
         peer.report_timer = self._clock.call_later(
-            self._options.redial_report_ms * _MS,
+            self.options.redial_report_ms * _MS,
             partial(self._report_down, peer, refused=False),
         )
         peer.quick_redials = 0
@@ -893,7 +914,7 @@ class Links:
     # --- liveness -------------------------------------------------------------------------------
     def _sweep(self) -> None:
         """Close silent links, ping quiet ones, and let the host beat. Runs each `heartbeat_ms`."""
-        options = self._options
+        options = self.options
         now_ns = self._clock.now_ns()
         interval_ns = options.heartbeat_ms * _MS
         self._sweep_timer = self._clock.call_later(self._until_sweep(now_ns), self._sweep)
@@ -922,7 +943,7 @@ class Links:
         return interval_ns - now_ns % interval_ns
 
     def _check_liveness(self, link: _Connection, now_ns: int, stood_still_ns: int) -> None:
-        options = self._options
+        options = self.options
         if link.heard:
             link.heard = False
             link.heard_ns = now_ns

@@ -18,11 +18,13 @@ Rules of a link:
 * The bytes queued and not yet written are bounded (`in_flight_bytes_max`). Beyond it `send` returns
   False and queues nothing: the caller reports the peer as unreachable, and Raft sends again later.
   Small control frames have a reserve of their own, so that heartbeats still pass.
-* There are two lanes. Small latency-sensitive frames (heartbeats, votes, acknowledgements) are
-  urgent: they are written before all bulk frames that have not begun. Bulk frames are cut into
-  pieces of `piece_bytes`, which the owner of the stream sets to what the link carries in a short
-  time. Each lane keeps its order. The callers, which choose the lane, must know what may overtake
-  what (`rpc.lanes`).
+* There are three lanes. Small latency-sensitive frames (heartbeats, votes, acknowledgements) are
+  urgent: they are written before all others that have not begun. Bulk frames follow. Those larger
+  than `piece_bytes`, which the owner of the stream sets to what the link carries in a short time,
+  are cut: their pieces take turns with bulk frames. Each lane keeps its order. A frame whose key,
+  such as a group, is in the lane of cut frames goes behind it there, until that lane is empty. So
+  bulk frames with the same key keep their order. The callers, which choose between urgent and bulk,
+  must know what may overtake what (`rpc.lanes`).
 
 Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 """
@@ -30,7 +32,7 @@ Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from itertools import chain, islice
@@ -173,6 +175,43 @@ class Rejected:
     by_peer: bool
 
 
+class _Cut:
+    """A frame in the lane of cut frames."""
+
+    __slots__ = ("after", "buffers", "bytes", "frame_type", "has_begun", "is_large")
+
+    def __init__(
+        self, frame_type: FrameType, buffers: Sequence[Buffer], size: int, after: int
+    ) -> None:
+        self.frame_type = frame_type
+        self.buffers: deque[Buffer] = deque(buffers)
+        """Buffers that are in no piece yet."""
+        self.bytes = size
+        """Bytes of these."""
+        self.after = after
+        """Number of the last bulk frame that was queued before; it may have a key in common."""
+        self.has_begun = False
+        """True if a piece was taken."""
+        self.is_large = False
+        """True if its bytes do not count towards the bound."""
+
+    def take(self, size: int) -> list[Buffer]:
+        """Take its next `size` bytes, fewer if it ends before."""
+        taken: list[Buffer] = []
+        size = min(size, self.bytes)
+        self.bytes -= size
+        while size:
+            buffer = self.buffers[0]
+            if len(buffer) > size:
+                view = memoryview(buffer)
+                taken.append(view[:size])
+                self.buffers[0] = view[size:]
+                break
+            size -= len(buffer)
+            taken.append(self.buffers.popleft())
+        return taken
+
+
 Frame = tuple[FrameType, memoryview]
 """A frame for the layer above. The payload is writable and stays valid while referenced."""
 Event = HelloReceived | Frame | PongReceived | Rejected
@@ -182,10 +221,11 @@ class PeerEngine:
     """One end of one link."""
 
     __slots__ = (
-        "_begun_bytes", "_behind_large", "_bulk", "_bulk_bytes", "_bulk_frames", "_expected",
-        "_large_bytes", "_limits", "_local", "_remote_bytes_max", "_sendable", "_takes_pieces",
-        "_urgent", "_urgent_bytes", "born", "buffer_updated", "get_buffer", "piece_bytes", "reader",
-        "remote", "role", "state", "unsent_bytes",
+        "_begun_bytes", "_bulk", "_bulk_frames", "_bulk_queued", "_cut", "_expected", "_large",
+        "_limits", "_local", "_piece", "_piece_after", "_piece_begun", "_piece_bytes",
+        "_piece_is_large", "_piece_leads", "_remote_bytes_max", "_sendable", "_takes_pieces",
+        "_turn_bytes", "_urgent", "_urgent_bytes", "behind", "born", "buffer_updated",
+        "get_buffer", "piece_bytes", "reader", "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -211,8 +251,8 @@ class PeerEngine:
         self.buffer_updated: Callable[[int], None] = self.reader.buffer_updated
         """Takes the number of received bytes at the start of the last buffer returned."""
         self.piece_bytes = limits.frame_bytes_max
-        """Size limit of a piece of a bulk frame, at least `PIECE_BYTES_MIN`. Larger frames are
-        cut."""
+        """Size limit of a piece of a bulk frame, if that is not below `PIECE_BYTES_MIN`. Larger
+        frames are cut."""
         self._takes_pieces = False
         self._remote_bytes_max = limits.frame_bytes_max
         """Largest frame that the other end accepts."""
@@ -220,16 +260,33 @@ class PeerEngine:
         self._urgent_bytes = 0
         self._bulk: deque[Buffer] = deque()
         self._bulk_frames: deque[int] = deque()
-        """Bytes of each frame, or piece of one, in `_bulk`, heads included."""
-        self._bulk_bytes = 0
-        """Bytes of the bulk lane that are not written yet."""
-        self._large_bytes = 0
-        """Bytes of the last frame larger than half the bound; bytes queued behind it are counted in
-        `_behind_large`."""
-        self._behind_large = 0
+        """Bytes of each frame in `_bulk`, heads included."""
+        self._bulk_queued = 0
+        """Number of frames that were ever queued in `_bulk`."""
         self._begun_bytes = 0
         """Remaining bytes of the first bulk frame if part of it is written; it continues before all
         others."""
+        self._cut: deque[_Cut] = deque()
+        """Frames that are cut, and those behind them, except for what `_piece` has."""
+        self._piece: deque[Buffer] = deque()
+        """The next piece, or whole frame, of the cut lane. Cut late: its checksum takes time."""
+        self._piece_bytes = 0
+        """Remaining bytes of it, its head included."""
+        self._piece_begun = False
+        """True if part of it is written; it continues before all others. Invariant: not while
+        `_begun_bytes`."""
+        self._piece_after = 0
+        """`_Cut.after` of its frame."""
+        self._piece_leads = False
+        """True if it was offered before the bulk frames that have not begun."""
+        self._piece_is_large = False
+        """True if it is of a frame whose bytes do not count towards the bound."""
+        self._turn_bytes = 0
+        """Bytes of bulk frames that may leave before the next piece."""
+        self._large: _Cut | None = None
+        """The frame larger than half the bound, while some of it is in no piece."""
+        self.behind: set[int] = set()
+        """Keys of the frames in the cut lane. Read-only for others."""
         self._sendable: frozenset[FrameType] = frozenset()
         if role is Role.DIALER:
             self._queue(FrameType.HELLO, (encode_hello(self._local),))
@@ -351,17 +408,26 @@ class PeerEngine:
         """Send the reason and close: no event follows. Queued bytes should still be written."""
         assert self.state is not LinkState.CLOSED, self.state
         # Last of all: the peer closes the link when it reads this.
-        self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
+        if self._cut or self._piece:
+            self._queue_cut(FrameType.REJECT, (encode_reject(reason, text),))
+        else:
+            self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
         self.state = LinkState.CLOSED
 
     def send(
-        self, frame_type: FrameType, buffers: Sequence[Buffer], *, urgent: bool = False
+        self,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        *,
+        urgent: bool = False,
+        keyed: Sequence[tuple[int, object]] = (),
     ) -> bool:
         """Queue one frame. Return False, with nothing queued, if it cannot be sent now.
 
         That is the case if the link is not open, if it is unborn and the frame is for members of a
         cluster, if the bound is reached, or if the other end's version does not accept a frame this
-        large. `urgent` queues it before all bulk, as for all frame types that are never bulk.
+        large. `urgent` queues it before all bulk, as for all frame types that are never bulk. Bulk
+        frames with a key in common keep their order; without `keyed`, the type is the key.
 
         The buffers are kept, not copied: they must not change until written. One frame larger than
         half the bound is accepted if no other such frame is queued. It does not block others: its
@@ -390,37 +456,47 @@ class PeerEngine:
         # If it counted, it could only be sent while almost nothing else is queued.
         is_large = is_bulk and length > bytes_max // 2
         if unsent:
-            large_left = self._large_left()
             if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
-            if is_large and large_left:
+            if is_large and (self._large is not None or self._piece_is_large):
                 return False
             needed = 0 if is_large else HEAD_BYTES + length
-            if unsent - large_left + needed > bytes_max:
+            if unsent - self._large_left() + needed > bytes_max:
                 return False
-        before = self._bulk_bytes
-        if is_bulk and length > self.piece_bytes and self._takes_pieces:
-            self._queue_pieces(frame_type, buffers)
+        if is_bulk and (
+            is_large
+            or length > self.piece_bytes
+            or (self.behind and self._is_behind(keyed or ((-frame_type, None),)))
+        ):
+            self.behind.update(key for key, _ in keyed or ((-frame_type, None),))
+            self._queue_cut(frame_type, buffers, is_large=is_large)
         else:
             self._queue(frame_type, buffers, is_bulk=is_bulk)
-        if is_large:
-            self._large_bytes, self._behind_large = self._bulk_bytes - before, 0
-        else:
-            self._behind_large += self._bulk_bytes - before
         return True
+
+    def _is_behind(self, keyed: Sequence[tuple[int, object]]) -> bool:
+        return any(key in self.behind for key, _ in keyed)
 
     def _large_left(self) -> int:
         """Return the unwritten bytes of a frame larger than half the bound."""
-        return max(0, min(self._large_bytes, self._bulk_bytes - self._behind_large))
+        left = 0 if self._large is None else HEAD_BYTES + self._large.bytes
+        return left + (self._piece_bytes if self._piece_is_large else 0)
 
     def ping(self, now_ns: int) -> None:
         """Queue a PING; it returns `now_ns` to us in a `PongReceived`."""
         assert self.state is LinkState.OPEN, self.state
         self._queue(FrameType.PING, (_PING.pack(now_ns),))
 
-    def gather(self) -> list[Buffer]:
-        """Return the buffers to write next, for one `sendmsg`. Empty if nothing is queued."""
-        urgent, bulk = self._urgent, self._bulk
+    def gather(self, *, begins_piece: bool = True) -> list[Buffer]:
+        """Return the buffers to write next, for one `sendmsg`. Empty if nothing is queued.
+
+        Without `begins_piece`, no frame of the cut lane begins, nor a piece of one.
+        """
+        urgent, bulk, piece = self._urgent, self._bulk, self._piece
+        if begins_piece and self._cut and not piece:
+            self._cut_piece()
+        if piece:
+            return list(islice(self._with_piece(begins=begins_piece), GATHER_BUFFERS_MAX))
         if urgent and bulk:
             begun = self._begun_buffers()
             return list(
@@ -433,6 +509,19 @@ class PeerEngine:
         if len(out) <= GATHER_BUFFERS_MAX:
             return list(out)
         return list(islice(out, GATHER_BUFFERS_MAX))
+
+    def _with_piece(self, *, begins: bool) -> Iterator[Buffer]:
+        """Return the buffers of all lanes in the order in which they are to be written."""
+        urgent, bulk, piece = self._urgent, self._bulk, self._piece
+        if self._piece_begun:
+            return chain(piece, urgent, bulk)
+        begun = self._begun_buffers()
+        parts: list[Iterable[Buffer]] = [islice(bulk, begun), urgent, islice(bulk, begun, None)]
+        bulk_sent = self._bulk_queued - len(self._bulk_frames)
+        self._piece_leads = begins and self._turn_bytes <= 0 and bulk_sent >= self._piece_after
+        if begins:
+            parts.insert(2 if self._piece_leads else 3, piece)
+        return chain(*parts)
 
     def _begun_buffers(self) -> int:
         """Return how many buffers of the bulk lane belong to a frame that has begun."""
@@ -454,8 +543,11 @@ class PeerEngine:
             self._bulk.clear()
             self._bulk_frames.clear()
             self._urgent_bytes = self._begun_bytes = 0
-            self._bulk_bytes = self._large_bytes = self._behind_large = 0
+            if self._piece_bytes:
+                self._piece_sent(self._piece_bytes)
             return
+        if self._piece_begun:
+            written -= self._piece_sent(min(written, self._piece_bytes))
         begun = min(written, self._begun_bytes)
         if begun:
             self._bulk_sent(begun)
@@ -463,27 +555,38 @@ class PeerEngine:
         if urgent:
             self._urgent_bytes -= urgent
             _drop(self._urgent, urgent)
-        if written > begun + urgent:
-            self._bulk_sent(written - begun - urgent)
+        written -= begun + urgent
+        if written and self._piece_leads:
+            written -= self._piece_sent(min(written, self._piece_bytes))
+        while written and self._bulk_frames:
+            written -= self._bulk_sent(min(written, self._begun_bytes or self._bulk_frames[0]))
+        if written:
+            self._piece_sent(written)
 
-    def _bulk_sent(self, written: int) -> None:
+    def _bulk_sent(self, written: int) -> int:
+        """Drop bytes of the first bulk frame."""
         _drop(self._bulk, written)
-        self._bulk_bytes -= written
-        frames = self._bulk_frames
-        left = self._begun_bytes or frames[0]
-        while written >= left:
-            written -= left
-            frames.popleft()
-            left = frames[0] if frames else 1
-        self._begun_bytes = left - written if written else 0
+        left = (self._begun_bytes or self._bulk_frames[0]) - written
+        if not left:
+            self._bulk_frames.popleft()
+        self._begun_bytes = left
+        self._turn_bytes -= written
+        return written
+
+    def _piece_sent(self, written: int) -> int:
+        """Drop bytes of the piece."""
+        _drop(self._piece, written)
+        self._piece_bytes -= written
+        self._piece_begun = self._piece_bytes > 0
+        if not self._piece_bytes:
+            self._piece_is_large = self._piece_leads = False
+            self._turn_bytes = self.piece_bytes
+            if not self._cut:
+                self.behind.clear()
+        return written
 
     def _queue(
-        self,
-        frame_type: FrameType,
-        buffers: Sequence[Buffer],
-        *,
-        is_bulk: bool = False,
-        flags: int = WHOLE,
+        self, frame_type: FrameType, buffers: Sequence[Buffer], *, is_bulk: bool = False
     ) -> None:
         crc = 0
         length = 0
@@ -491,32 +594,51 @@ class PeerEngine:
             crc = crc32c(buffer, crc)
             length += len(buffer)
         out = self._bulk if is_bulk else self._urgent
-        out.append(frame_head(frame_type, length, crc, flags))
+        out.append(frame_head(frame_type, length, crc))
         out.extend(buffers)
         length += HEAD_BYTES
         self.unsent_bytes += length
         if is_bulk:
             self._bulk_frames.append(length)
-            self._bulk_bytes += length
+            self._bulk_queued += 1
         else:
             self._urgent_bytes += length
 
-    def _queue_pieces(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame in pieces, so that other frames need not wait for all of it."""
-        assert self.piece_bytes >= PIECE_BYTES_MIN, self.piece_bytes
-        piece: list[Buffer] = []
-        room = self.piece_bytes
+    def _queue_cut(
+        self, frame_type: FrameType, buffers: Sequence[Buffer], *, is_large: bool = False
+    ) -> None:
+        """Queue a frame that is sent in pieces, or behind such a frame."""
+        size = sum(map(len, buffers))
+        cut = _Cut(frame_type, buffers, size, self._bulk_queued)
+        if is_large:
+            self._large = cut
+            cut.is_large = True
+        self._cut.append(cut)
+        self.unsent_bytes += size + HEAD_BYTES
+
+    def _cut_piece(self) -> None:
+        """Make the next piece of the cut lane."""
+        cut = self._cut[0]
+        is_first = not cut.has_begun
+        size = max(self.piece_bytes, PIECE_BYTES_MIN) if self._takes_pieces else cut.bytes
+        whole = cut.bytes
+        buffers = cut.take(size)
+        crc = 0
         for buffer in buffers:
-            view = memoryview(buffer)
-            while len(view) > room:
-                piece.append(view[:room])
-                self._queue(frame_type, piece, is_bulk=True, flags=PIECE)
-                view = view[room:]
-                piece, room = [], self.piece_bytes
-            if len(view):
-                piece.append(view)
-                room -= len(view)
-        self._queue(frame_type, piece, is_bulk=True, flags=LAST_PIECE)
+            crc = crc32c(buffer, crc)
+        is_last = not cut.bytes
+        flags = (WHOLE if is_first else LAST_PIECE) if is_last else PIECE
+        self._piece.append(frame_head(cut.frame_type, whole - cut.bytes, crc, flags))
+        self._piece.extend(buffers)
+        self._piece_bytes = whole - cut.bytes + HEAD_BYTES
+        self._piece_is_large, self._piece_after = cut.is_large, cut.after
+        cut.has_begun = True
+        if is_last:
+            self._cut.popleft()
+            if cut is self._large:
+                self._large = None
+        else:
+            self.unsent_bytes += HEAD_BYTES  # of the next piece
 
 
 def _drop(out: deque[Buffer], written: int) -> None:

@@ -9,7 +9,7 @@ All calls and callbacks happen on one thread. No function here calls back before
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -232,14 +232,20 @@ class Transport(Protocol):
         *,
         urgent: bool = False,
         more: bool = False,
+        keyed: Sequence[tuple[int, object]] = (),
     ) -> bool:
         """Queue one frame. Return False, with nothing sent, if that is not possible.
 
+        `keyed`: items, of which the first part is a key, such as a group: frames of one lane with a
+        key in common keep their order (`PeerEngine.send`).
         `urgent`: before entries and snapshots (`rpc.lanes`). `more`: another frame follows at once
         and should leave together with this one. The buffers must not change until written. False
         means no link, an unborn one, or that the bound on unsent bytes is reached: the caller
         reports the peer as unreachable.
         """
+
+    def behind(self, server_id: ServerId) -> Set[int]:
+        """Return the keys of frames that are sent in pieces: further ones with these wait."""
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` when the known state of the link is current; never from within this call.

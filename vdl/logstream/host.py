@@ -33,7 +33,7 @@ from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
 from rpc.hello import VERSION_OF_LARGE_FRAMES, Hello, RejectReason
-from rpc.lanes import in_lanes
+from rpc.lanes import in_lanes, with_behind
 from rpc.peer import FrameType
 from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
@@ -397,13 +397,20 @@ class Host:
         for server, messages in out.items():
             assert server != self.server_id, messages
             self.stats.messages_out += len(messages)
-            send = self.state.transport.send
-            for lane, is_urgent in zip(in_lanes(messages), (True, False), strict=True):
+            transport = self.state.transport
+            urgent, bulk = in_lanes(messages)
+            lanes = [(urgent, True), (bulk, False)]
+            if bulk and (behind := transport.behind(server)):
+                passing, held = with_behind(bulk, behind)
+                lanes = [(urgent, True), (passing, False), (held, False)]
+            for lane, is_urgent in lanes:
                 for start, end, buffers in encode_frames(lane) if lane else ():
                     self.stats.frames_out += 1
-                    more = end < len(lane)
-                    if not send(server, FrameType.RAFT, buffers, urgent=is_urgent, more=more):
-                        self._unreachable(lane[start:end])
+                    more, sent = end < len(lane), lane[start:end]
+                    if not transport.send(
+                        server, FrameType.RAFT, buffers, urgent=is_urgent, more=more, keyed=sent
+                    ):
+                        self._unreachable(sent)
 
     def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:
         """Have peers of unsent entries and snapshots probed again, and end unsent transfers."""

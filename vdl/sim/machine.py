@@ -23,6 +23,7 @@ from random import Random
 
 from ids import GroupId, Index, LogId, ServerId
 from rpc.hello import Hello
+from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
@@ -189,7 +190,13 @@ class Life:
         security = None
         if encryption is not None:
             security = security_of(certificate_of(local.server_id), links=encryption)
-        links = WatchedLinks(local, dialer, self.clock, self.rng, handler, security=security)
+        options, large = DEFAULT_OPTIONS, machine.config.store.large_bytes_min
+        if large < options.piece_bytes_max:
+            # Worlds with large entries: others pass them.
+            options = LinkOptions(piece_bytes_max=large, turn_bytes=large)
+        links = WatchedLinks(
+            local, dialer, self.clock, self.rng, handler, options, security=security
+        )
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
             (machine.name, machine.peer_port), self.clock, lambda stream, _: links.accepted(stream)
@@ -245,10 +252,19 @@ class Life:
         machine.time.after(0, end)
 
 
+TURN_NS_MAX = 3_000_000
+"""Longest time between the pieces of a large frame."""
+
+
 class WatchedLinks(Links):
     """Links that report every RAFT frame they send."""
 
     on_raft_frame: Callable[[memoryview], None]
+
+    def next_turn(self, fn: Callable[[], None]) -> None:
+        # A turn takes a moment, in which other frames are sent.
+        is_cut = self.options.turn_bytes < DEFAULT_OPTIONS.turn_bytes
+        self._clock.call_later(self._rng.randrange(TURN_NS_MAX) if is_cut else 0, fn)
 
     def send(
         self,
@@ -258,8 +274,9 @@ class WatchedLinks(Links):
         *,
         urgent: bool = False,
         more: bool = False,
+        keyed: Sequence[tuple[int, object]] = (),
     ) -> bool:
-        sent = super().send(server_id, frame_type, buffers, urgent=urgent, more=more)
+        sent = super().send(server_id, frame_type, buffers, urgent=urgent, more=more, keyed=keyed)
         if sent and frame_type is FrameType.RAFT:
             self.on_raft_frame(memoryview(b"".join(buffers)))
         return sent

@@ -222,6 +222,20 @@ def test_frames_are_cut_by_payload_bytes_never_within_a_message() -> None:
     assert list(encode_frames([])) == []
 
 
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_frames_have_a_large_message_alone(at: int) -> None:
+    """Those before it need not wait until all of it is sent."""
+    batch: list[GroupMessage] = [
+        (group, MsgApp(1, 2, 3, 3, 6, [Entry(3, 7, data=bytes(1_000 if group == at else 9))], 6))
+        for group in range(5)
+    ]
+    frames = encode_frames(batch, payload_bytes=1_000)
+    assert (at, at + 1) in [(start, end) for start, end, _ in frames]
+    decoded = [decode_messages(memoryview(b"".join(buffers))) for _, _, buffers in frames]
+    assert decoded == [batch[start:end] for start, end, _ in frames]
+    assert [one for messages in decoded for one in messages] == batch
+
+
 def test_frames_hold_no_more_messages_than_a_receiver_handles_at_once() -> None:
     """A frame's prefix holds its number of messages, which links use and which is limited."""
     batch: list[GroupMessage] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from inspect import signature
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -21,8 +21,8 @@ from raft.messages import (
 )
 from raft.types import Entry
 from rpc.hello import VERSION_OF_PIECES, RejectReason
-from rpc.lanes import in_lanes
-from rpc.peer import FrameType, LinkState, Rejected
+from rpc.lanes import in_lanes, with_behind
+from rpc.peer import FrameType, LinkState, PeerEngine, Rejected
 from rpc.reader import HEAD_BYTES, PIECE_BYTES_MIN
 from tests.unit.rpc.test_peer import TWO, linked, move
 
@@ -127,15 +127,90 @@ def test_lanes_keep_the_order_of_messages() -> None:
     entries = MsgApp(2, 1, 1, 1, 5, [Entry(1, 6)], 5)
     probe = MsgApp(2, 1, 1, 1, 6, [], 5)
     answer, vote = MsgAppResp(2, 1, 1, 7), MsgVote(2, 1, 2, 1, 7)
-    urgent, bulk = in_lanes([(1, entries), (2, answer), (1, probe), (3, vote)])
+    messages = [(1, entries), (2, answer), (1, probe), (3, vote)]
+    urgent, bulk = in_lanes(messages)
     assert urgent == [(2, answer), (3, vote)]
     assert bulk == [(1, entries), (1, probe)]
+    assert with_behind([*bulk, (2, probe)], {1}) == ([(2, probe)], bulk)
 
 
 def test_peer_of_an_older_version_is_sent_whole_frames() -> None:
     """A peer of an older version does not support pieces, and gets whole frames."""
     dialer, acceptor = linked(two=replace(TWO, version=VERSION_OF_PIECES - 1))
-    for source, count in ((dialer, 1), (acceptor, 2)):
+    for source, first in ((dialer, PIECE_BYTES_MIN + 1), (acceptor, PIECE_BYTES_MIN)):
         source.piece_bytes = PIECE_BYTES_MIN
         source.send(FrameType.RAFT, [bytes(PIECE_BYTES_MIN + 1)])
-        assert source.unsent_bytes == PIECE_BYTES_MIN + 1 + count * HEAD_BYTES
+        assert len(b"".join(source.gather())) == HEAD_BYTES + first
+
+
+def test_frames_of_other_groups_pass_between_the_pieces_of_a_large_one() -> None:
+    """Those of its own groups stay behind it, and so do others of a frame that stays behind."""
+    dialer, acceptor = linked()
+    dialer.piece_bytes = PIECE_BYTES_MIN
+    large = random.Random(1).randbytes(4 * PIECE_BYTES_MIN)
+    dialer.send(FrameType.RAFT, [b"before"], keyed=[(1, 0)])
+    dialer.send(FrameType.RAFT, [large], keyed=[(1, 0)])
+    events: list[object] = list(move_some(dialer, acceptor, 100 + PIECE_BYTES_MIN))
+    dialer.send(FrameType.RAFT, [b"both"], keyed=[(1, 0), (2, 0)])
+    dialer.send(FrameType.RAFT, [b"behind"], keyed=[(2, 0)])
+    dialer.send(FrameType.RAFT, [b"other"], keyed=[(3, 0)])
+    dialer.send(FrameType.PROPOSE, [b"command"])
+    events += move(dialer, acceptor)
+    assert payloads(events) == [b"before", b"other", b"command", large, b"both", b"behind"]
+    assert not dialer.behind
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_frames_with_a_key_in_common_keep_their_order(seed: int) -> None:
+    """Whatever the stream takes, however large they are, and whether or not pieces may begin.
+
+    Large ones pass in the end, however many small ones there are: each piece waits for as many
+    bytes of others as it has.
+    """
+    rng = random.Random(seed)
+    dialer, acceptor = linked()
+    dialer.piece_bytes = rng.choice([PIECE_BYTES_MIN, 40_000])
+    sent: dict[int, list[bytes]] = {key: [] for key in range(5)}
+    events: list[object] = []
+    number = 0
+    for _ in range(300):
+        for _ in range(rng.randrange(3)):
+            keys = rng.sample(range(5), rng.choice([1, 1, 2]))
+            size = rng.choice([0, 50, 9_000, 100_000])
+            payload = b"%d %s " % (number, " ".join(map(str, keys)).encode()) + bytes(size)
+            if dialer.send(FrameType.RAFT, [payload], keyed=[(key, 0) for key in keys]):
+                for key in keys:
+                    sent[key].append(payload)
+            number += 1
+        data = b"".join(dialer.gather(begins_piece=rng.random() < 0.7))
+        data = data[: rng.choice([0, 17, 5_000, 60_000])]
+        dialer.sent(len(data))
+        events += acceptor.receive(data)
+    dialer.reject(RejectReason.STOPPING, "")
+    events += move(dialer, acceptor, step=rng.choice([7_001, 1 << 20]))
+    assert isinstance(events[-1], Rejected)
+    found = payloads(events)
+    assert len(found) == len({payload for one in sent.values() for payload in one})
+    for key, all_sent in sent.items():
+        assert [payload for payload in found if payload in all_sent] == all_sent, key
+
+
+def test_large_frame_is_not_starved_by_those_that_pass_it() -> None:
+    """Between two pieces as many bytes of others leave as a piece has, and one frame more."""
+    dialer, acceptor = linked()
+    dialer.piece_bytes = PIECE_BYTES_MIN
+    pieces = 5
+    dialer.send(FrameType.RAFT, [bytes(pieces * PIECE_BYTES_MIN)], keyed=[(1, 0)])
+    others, small = 0, PIECE_BYTES_MIN // 4
+    while dialer.behind:
+        while dialer.unsent_bytes < (pieces + 3) * PIECE_BYTES_MIN:
+            dialer.send(FrameType.RAFT, [bytes(small)], keyed=[(2, 0)])
+        others += len([e for e in move_some(dialer, acceptor, small) if len(e[1]) == small])
+        assert others <= 5 * (pieces + 1)
+
+
+def move_some(source: PeerEngine, target: PeerEngine, size: int) -> list[Any]:
+    """Move the next `size` bytes; return the events."""
+    data = b"".join(source.gather())[:size]
+    source.sent(len(data))
+    return list(target.receive(data))

@@ -510,6 +510,7 @@ def test_links_in_flight_bound_refuses_and_recovers() -> None:
     sent = 0
     while world[1].send(2, bytes(1 << 20)):
         sent += 1
+        world.run(10)  # pieces have their part of a turn
     # The stream's window, then the bound.
     assert sent == 4 + 7
     assert world[1].send(2, b"beat", FrameType.HEARTBEAT)
@@ -700,3 +701,24 @@ def test_link_however_fast_cuts_a_large_frame_into_pieces() -> None:
         connection.backlog.ran_dry()
     connection._bound()
     assert connection.engine.piece_bytes <= BACKLOG_BYTES_MAX // 2
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_small_frame_of_another_group_passes_a_large_one(is_full: bool) -> None:
+    """Also while the stream takes everything at once: a turn has a bound on pieces."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    links = world[1].links
+    if is_full:
+        world.pause(2)
+    large, small = [bytes(30 << 20)], [b"small"]
+    assert links.send(2, FrameType.RAFT, large, keyed=[(1, None)])
+    assert links.behind(2) == {1}
+    assert links.send(2, FrameType.RAFT, [b"behind"], keyed=[(1, None)])
+    assert links.send(2, FrameType.RAFT, small, keyed=[(2, None)])
+    world.resume(2)
+    world.run(1_000)
+    found = [len(payload) for _, _, payload in world[2].handler.frames]
+    assert found == [len(b"small"), 30 << 20, len(b"behind")]
+    assert not links.behind(2)
+    assert not links.behind(3)
