@@ -86,7 +86,7 @@ AHEAD_KEPT_MS = 2_000
 
 
 ROOM_LOOK_MS, ROOM_LOOKS = 100, 50
-"""Interval and number of looks for room that the flush of an earlier large entry makes."""
+"""Interval and number of looks for room that a flush makes."""
 
 
 class Life(Enum):
@@ -432,7 +432,7 @@ class DiskStore:
         done: Callable[[], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
-        self._write_ahead(log, data, timestamp, is_wanted, done, ROOM_LOOKS)
+        self._write_ahead(log, data, timestamp, is_wanted, done, ROOM_LOOKS, has_asked=False)
 
     def _write_ahead(
         self,
@@ -442,8 +442,13 @@ class DiskStore:
         is_wanted: Callable[[], bool],
         done: Callable[[], None],
         looks: int,
+        *,
+        has_asked: bool,
     ) -> None:
-        """Begin to write the payload; if it has no room yet, look again up to `looks` times."""
+        """Begin to write the payload; if it has no room yet, look again up to `looks` times.
+
+        `has_asked`: a checkpoint was begun to make room for it.
+        """
         is_possible = (
             self._life is Life.OPEN and not (self.disk_full or log.deleted) and is_wanted()
         )
@@ -451,12 +456,24 @@ class DiskStore:
         if rest is not None:
             ended = partial(self._written_ahead, log.placement, rest, done)
             self._ahead.write(rest, is_wanted, ended)
-        elif is_possible and looks and self._checkpoints.awaits_large(log):
-            # A flush of the large entry before this one makes room.
-            again = partial(self._write_ahead, log, data, timestamp, is_wanted, done, looks - 1)
-            self.workers.call_later(ROOM_LOOK_MS, again)
-        else:
+            return
+        has_begun: bool | None = False
+        if is_possible and looks:
+            checkpoints = self._checkpoints
+            if checkpoints.awaits_large(log):
+                has_begun = None  # a flush of the large entry before this one makes room
+            elif has_asked:
+                has_begun = None if checkpoints.is_running else False
+            elif log.has_places_for(len(data), self._limits):
+                has_begun = checkpoints.makes_room(log, len(data))
+        if has_begun is False:
             self.workers.call_later(0, done)
+            return
+        has_asked = has_asked or has_begun is not None
+        again = partial(
+            self._write_ahead, log, data, timestamp, is_wanted, done, looks - 1, has_asked=has_asked
+        )
+        self.workers.call_later(ROOM_LOOK_MS, again)
 
     def _written_ahead(
         self, placement: Placement, rest: Payload, done: Callable[[], None], crc: int | None

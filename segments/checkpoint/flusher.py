@@ -84,7 +84,7 @@ class FlushSpan:
 
 @dataclass(slots=True)
 class FlushPlan:
-    """Flush of entries [first, last] of one log.
+    """Flush of entries [first, last] of one log; none if it only makes room.
 
     `generation` shows if the log was reset meanwhile.
     """
@@ -280,6 +280,7 @@ class _Writer:
             self._allocated = self._file.size()
         else:
             _make_directory(plan.files.fs, plan.files.directory)
+        self._find_first_timestamp()
         if plan.has_scrap:
             plan.files.remove_scrap(max(cursor.segment, plan.end[0]), plan.first)
 
@@ -287,8 +288,6 @@ class _Writer:
         """Write a span's frames and their Idx."""
         cursor, plan = self.result.cursor, self.plan
         limit, span_ms, roll_at = plan.limits.bytes, plan.limits.span_ms, plan.roll_at
-        if span_ms >= 0 and cursor.segment and cursor.first_timestamp is None:
-            cursor.first_timestamp = self._first_timestamp()
         add_idx, placed_last, begun = self._index.add, self.plan.placed_last, self.plan.begun
         run_start = start = span.start
         for entry, end in zip(span.entries, span.ends, strict=True):
@@ -318,15 +317,18 @@ class _Writer:
             start = end
         self._write(span.slices(run_start, start))
 
-    def _first_timestamp(self) -> int:
-        """Return the first timestamp of a segment begun in an earlier run."""
+    def _find_first_timestamp(self) -> None:
+        """Find the first timestamp of a segment begun in an earlier run, if it counts."""
+        cursor, plan = self.result.cursor, self.plan
+        if plan.limits.span_ms < 0 or not cursor.segment or cursor.first_timestamp is not None:
+            return
         try:
-            return self.plan.files.idx(self.plan.segment_first).max_timestamp
+            cursor.first_timestamp = plan.files.idx(plan.segment_first).max_timestamp
         except CorruptRecord:
-            return NO_TIMESTAMP  # the next read there rebuilds the index
+            cursor.first_timestamp = NO_TIMESTAMP  # the next read there rebuilds the index
 
     def finish(self) -> None:
-        assert self._file is not None, "a plan has at least one entry"
+        assert self._file is not None, "a plan has an entry, or its log has segments"
         self._index.flush()
         if self._has_zeros:
             self._mend()

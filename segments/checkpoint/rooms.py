@@ -86,8 +86,9 @@ class Rooms:
         may follow.
         """
         placement = log.placement
-        is_wanted = placement.is_wanted or placement.rounds_kept > 0
-        placement.is_wanted = False
+        wanted = min(placement.bytes_wanted, 2 * limits.bytes)  # two segments have room
+        is_wanted = placement.is_wanted or placement.rounds_kept > 0 or wanted > 0
+        placement.is_wanted, placement.bytes_wanted = False, 0
         was_held = self._held.pop(log.id, None)
         if not is_wanted or is_full:
             if was_held is not None:
@@ -97,7 +98,7 @@ class Rooms:
         self._held[log.id] = log
         while len(self._held) > ROOMS_MAX:
             self._give_up(self._held.pop(next(iter(self._held))))
-        return min(max(ROOM_TIMES * flushed, ROOM_BYTES_MIN), limits.bytes)
+        return max(min(max(ROOM_TIMES * flushed, ROOM_BYTES_MIN), limits.bytes), wanted)
 
     def _give_up(self, log: DiskLog) -> None:
         """Place nothing new in the log's room, and mark its space for giving back."""

@@ -23,7 +23,7 @@ import msgspec
 from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
-from segments.checkpoint.rooms import Rooms, Surplus, give_back
+from segments.checkpoint.rooms import ROOM_BYTES_MIN, Rooms, Surplus, give_back
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED, HARD
 from segments.io import failpoint
@@ -355,6 +355,25 @@ class CheckpointScheduler:
         """Return True if a large entry of the log is due to be flushed once it is committed."""
         return log.unflushed >= self._large_bytes_min and log.large_bytes > 0
 
+    def makes_room(self, log: DiskLog, size: int) -> bool | None:
+        """Begin to make room for a payload of `size` bytes of the log.
+
+        Return None if that may be possible later, and False if it is not. Whether there is room
+        shows when nothing runs any more: the disk may not have enough.
+        """
+        if self.is_full or self._journal.is_full or self.is_closing or log.is_lost:
+            return False
+        has_file = bool(log.segments) or log.flush_last > log.flushed_index
+        is_ready = self.state is CheckpointState.IDLE and self.is_noted
+        if not (is_ready and has_file and self._owner.checkpoint_may_begin()):
+            return None
+        if log.flush_blocked or log.placement.rewind_token:
+            return None
+        log.placement.bytes_wanted = 2 * size + ROOM_BYTES_MIN  # its segment may end before it
+        plans = [self._plan(log)]
+        self._start(plans, self._take_state([]), is_whole=False, ends_round=False)
+        return True
+
     def begin_for_waiters(self) -> None:
         """Begin a checkpoint for waiting callers, now that the files are free again."""
         if self._waiters:
@@ -535,9 +554,9 @@ class CheckpointScheduler:
         return is_grown and _can_flush(log)
 
     def _plan(self, log: DiskLog) -> FlushPlan:
-        """Return the plan of a flush of everything committed."""
+        """Return the plan of a flush of everything committed, which may be nothing."""
         first, last = log.flushed_index + 1, log.flush_last
-        assert first <= last, (log.id, first, last)
+        assert first <= last + bool(log.segments), (log.id, first, last)
         spans: list[FlushSpan] = []
         size = 0
         for chunk, start, stop in log.tail.spans(first, last + 1):

@@ -527,6 +527,11 @@ class DiskLog:
             data, view, layout, self.segments[-1], self.files, is_read=self.is_read
         )
 
+    def has_places_for(self, size: int, limits: SegmentLimits) -> bool:
+        """Return True if an entry of `size` bytes fits in a segment."""
+        limits = self.limits or limits
+        return SEGMENT_HEADER_BYTES + FRAME_BYTES + size <= limits.bytes
+
     def _view_of(self, data: Buffer) -> memoryview:
         """Return the view of a large payload that the tail holds."""
         ahead = self.placement.ahead
@@ -553,7 +558,7 @@ class DiskLog:
             return None
         limits = self.limits or limits
         assert limits is not None, "the log has limits of a segment"
-        if SEGMENT_HEADER_BYTES + FRAME_BYTES + longest > limits.bytes:
+        if not self.has_places_for(longest, limits):
             return None  # larger than any space that will be allocated
         placement = self.placement
         placement.is_wanted = True

@@ -255,6 +255,8 @@ class Placement:
     """Rooms by segment: the present one, and perhaps the next."""
     is_wanted: bool = False
     """True if an append since the last flush was large enough to be placed."""
+    bytes_wanted: int = 0
+    """Bytes of room that a large entry waits for; 0: none waits."""
     wishes: int = 0
     """Number of appends large enough to be placed. Use: a log without any during a round of
     checkpoints gives its room back."""

@@ -13,6 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from segments.api import HardState, StoredEntry
+from segments.checkpoint import flusher
 from segments.io.fs import SyncFailed
 from segments.journal import ahead
 from segments.log import placement
@@ -265,15 +266,57 @@ def test_reset_or_deleted_log_takes_no_payload(engine):
     assert other_goes_on(engine)
 
 
-def test_nothing_is_written_ahead_without_room_or_on_a_full_disk(engine):
-    """The owner appends as usual."""
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_first_large_entry_has_room_made_for_it(engine, is_new, is_flushed):
+    """Otherwise all logs would wait for it. Also if everything before it is in segments."""
+    store = engine.store
+    if is_new:
+        log = engine.new_log(group_id=11)
+    else:
+        log = engine.log
+        store._checkpoints.rooms.give_up_all()
+    store.append(log, Writer(log).entries(2, size=100))
+    store.set_hard_state(log, HardState(9, 0, log.last_index))
+    engine.submit()
+    if is_flushed:
+        log.rewritten = True
+        engine.checkpoint()
+        assert log.flushed_index == log.last_index
+    engine.submit()
+    assert not log.placement.rooms
+    (entry,) = Writer(log).entries(1, size=SIZE)
+    ended = []
+    store.write_ahead(
+        log, entry.data, timestamp=entry.timestamp, is_wanted=lambda: True,
+        done=lambda: ended.append(True),
+    )  # fmt: skip
+    engine.workers.advance(500)
+    assert ended == [True]
+    before = store.stats()["payload_bytes"]
+    store.append(log, [entry])
+    engine.submit()
+    assert 0 < store.stats()["payload_bytes"] - before < 8192
+    group_id = log.group_id
+    engine.power_cut()
+    engine.start()
+    (log,) = [one for one in engine.store.logs.values() if one.group_id == group_id]
+    assert engine.all_entries(log)[-1][2] == bytes(entry.data)
+
+
+@pytest.mark.parametrize("why", ["scarce", "full"])
+def test_nothing_is_written_ahead_where_no_room_can_be_made(engine, why, monkeypatch):
+    """The owner goes on soon, and appends as usual."""
     log, store = engine.log, engine.store
     store._checkpoints.rooms.give_up_all()
+    monkeypatch.setattr(flusher, "SPACE_TIMES", 1 << 40)
+    if why == "full":
+        monkeypatch.setattr(type(store), "disk_full", True)
     entry, ended = begin(engine)
     assert not engine.workers.payload_jobs
-    assert not ended
-    engine.workers.advance(0)
+    engine.workers.advance(300)
     assert ended == [True]
+    monkeypatch.undo()
     append(engine, entry)
     settle(engine)
     assert log.placement.rooms
