@@ -334,10 +334,8 @@ class StoreOptions:
     journal; 0: never."""
     large_bytes_min: int = 16 << 20
     """Minimum size of an entry that is not copied into the cache. Such an entry counts in none of
-    the cache's bounds, and leaves memory as soon as a segment holds it."""
-    write_ahead: bool = False
-    """True if large entries are written to their segments before they are appended, where appends
-    are placed: see `Store.write_ahead`."""
+    the cache's bounds, and leaves memory as soon as a segment holds it. Where appends are placed,
+    it is written to its segment before it is appended: see `Store.write_ahead`."""
     meta_map_bytes: int = 1 << 30
     """Initial size of the memory map for applied state; it grows with the data."""
     scrub_bytes_per_second: int = 4 << 20

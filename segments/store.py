@@ -305,8 +305,7 @@ class DiskStore:
 
     @property
     def ahead_bytes_min(self) -> int:
-        is_used = self._options.write_ahead and self._place_bytes_min
-        return self._options.large_bytes_min if is_used else NEVER_AHEAD
+        return self._options.large_bytes_min if self._place_bytes_min else NEVER_AHEAD
 
     @property
     def flushable_bytes(self) -> int:

@@ -19,9 +19,7 @@ SIZES = (20_000_000, 64 << 20, LARGEST - 50_000)
 SECONDS = 120.0
 SOON: dict[str, object] = {
     "compaction.check_interval": "500ms", "storage.checkpoint_interval": "2s",
-    "storage.write_ahead": True,
 }  # fmt: skip
-"""The first large record of a partition has no room yet, and goes through the journal."""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ OPTIONS = StoreOptions(
     idle_block_ms=2,
     place_bytes_min=1500,
     large_bytes_min=5000,
-    write_ahead=True,
     meta_map_bytes=1 << 22,
 )
 LOGS = 3

@@ -23,7 +23,7 @@ from tests.storage_contract.test_placed_lives import Lives
 LARGE = 6_000
 SIZE = 60_000
 OPTIONS = replace(
-    SMALL, place_bytes_min=400, large_bytes_min=LARGE, write_ahead=True,
+    SMALL, place_bytes_min=400, large_bytes_min=LARGE,
     segment_bytes=400 << 10, cache_bytes_max=64 << 10,
 )  # fmt: skip
 

@@ -435,7 +435,6 @@ KEYS: dict[str, Key] = {
     "storage.checkpoint_interval": Key("store.checkpoint_interval_ms", duration(100, DAY_MS)),
     "storage.place_bytes": Key("store.place_bytes_min", size(0, TIB)),
     "storage.large_bytes": Key("store.large_bytes_min", size(16 * MIB, TIB)),
-    "storage.write_ahead": Key("store.write_ahead", boolean),
     "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
     "storage.accept_empty": Key("store.accept_empty", boolean),
     "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),

@@ -1342,6 +1342,5 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             checkpoint_interval_ms=2_000,
             place_bytes_min=options.place_bytes,
             large_bytes_min=options.large_bytes or LARGE_BYTES_MIN,
-            write_ahead=options.large_bytes > 0,
         ),
     )
