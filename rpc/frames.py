@@ -136,15 +136,17 @@ def encode_frames(
         encode = _ENCODERS.get(type(message))
         if encode is None:
             raise ValueError(f"{type(message).__name__} is not sent between servers")
-        heads = bodies = 0
-        if end - start > 1:
-            heads, bodies = len(meta), len(payloads)
         own = encode(meta, payloads, group, message)
-        if heads and own >= payload_bytes:
-            meta[0] = _PREFIX.pack(end - 1 - start, sum(map(len, meta[:heads])))
-            frames.append((start, end - 1, [b"".join(meta[:heads]), *payloads[:bodies]]))
+        if own >= payload_bytes and end - start > 1:
+            # Rare, so it is encoded twice: payloads are not copied.
+            head: list[Buffer] = []
+            body: list[Buffer] = []
+            encode(head, body, group, message)
+            del meta[-len(head) :], payloads[len(payloads) - len(body) :]
+            meta[0] = _PREFIX.pack(end - 1 - start, sum(map(len, meta)))
+            frames.append((start, end - 1, [b"".join(meta), *payloads]))
             start, size = end - 1, 0
-            meta, payloads = [b"", *meta[heads:]], payloads[bodies:]
+            meta, payloads = [b"", *head], body
         size += own
         if size >= payload_bytes or end - start == messages_max or end == len(messages):
             meta[0] = _PREFIX.pack(end - start, sum(map(len, meta)))

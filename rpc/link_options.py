@@ -28,9 +28,10 @@ class LinkOptions:
     turn_messages_max: int = 512
     """Approximate number of messages that all links deliver in one turn of the loop. It leaves a
     busy server time to send its own heartbeats and answers."""
-    piece_bytes_max: int = 1 << 20
-    """Largest piece of a frame, however fast the link: the entries of other groups wait for one."""
-    turn_bytes: int = 1 << 20
+    piece_bytes_max: int = 4 << 20
+    """Largest piece of a frame, however fast the link: the entries of other groups wait for one.
+    Most frames of ordinary batches are smaller, and are not cut."""
+    turn_bytes: int = 4 << 20
     """Bytes of a link after which no piece begins in the same turn of the loop. A peer on this
     machine may take 100 MB as fast as they are written, and the loop would wait."""
     quick_redials_ms: tuple[int, ...] = (1, 4, 16)

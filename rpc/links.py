@@ -219,7 +219,7 @@ class _Connection:
         assert not self.is_closed
         engine = self.engine
         while engine.unsent_bytes and not self.blocked:
-            buffers = engine.gather(begins_piece=is_last or self.turn_bytes > 0)
+            buffers = engine.gather(begins_bytes=1 if is_last else self.turn_bytes)
             if not buffers:
                 return  # the next piece waits for the next turn
             written = self.stream.write(buffers)

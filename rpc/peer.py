@@ -212,6 +212,19 @@ class _Cut:
         return taken
 
 
+class _Piece:
+    """A piece of a frame in the lane of cut frames, or a whole one."""
+
+    __slots__ = ("after", "buffers", "bytes", "is_large")
+
+    def __init__(self, buffers: Iterable[Buffer], size: int, cut: _Cut) -> None:
+        self.buffers: deque[Buffer] = deque(buffers)
+        self.bytes = size
+        """Remaining bytes, the head included."""
+        self.after = cut.after
+        self.is_large = cut.is_large
+
+
 Frame = tuple[FrameType, memoryview]
 """A frame for the layer above. The payload is writable and stays valid while referenced."""
 Event = HelloReceived | Frame | PongReceived | Rejected
@@ -222,10 +235,10 @@ class PeerEngine:
 
     __slots__ = (
         "_begun_bytes", "_bulk", "_bulk_frames", "_bulk_queued", "_cut", "_expected", "_large",
-        "_limits", "_local", "_piece", "_piece_after", "_piece_begun", "_piece_bytes",
-        "_piece_is_large", "_piece_leads", "_remote_bytes_max", "_sendable", "_takes_pieces",
-        "_turn_bytes", "_urgent", "_urgent_bytes", "behind", "born", "buffer_updated",
-        "get_buffer", "piece_bytes", "reader", "remote", "role", "state", "unsent_bytes",
+        "_large_bytes", "_limits", "_local", "_piece_begun", "_piece_leads", "_pieces",
+        "_remote_bytes_max", "_sendable", "_takes_pieces", "_turn_bytes", "_urgent",
+        "_urgent_bytes", "behind", "born", "buffer_updated", "get_buffer", "piece_bytes",
+        "reader", "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -267,20 +280,16 @@ class PeerEngine:
         """Remaining bytes of the first bulk frame if part of it is written; it continues before all
         others."""
         self._cut: deque[_Cut] = deque()
-        """Frames that are cut, and those behind them, except for what `_piece` has."""
-        self._piece: deque[Buffer] = deque()
-        """The next piece, or whole frame, of the cut lane. Cut late: its checksum takes time."""
-        self._piece_bytes = 0
-        """Remaining bytes of it, its head included."""
+        """Frames that are cut, and those behind them, except for what `_pieces` have."""
+        self._pieces: deque[_Piece] = deque()
+        """The next pieces of the cut lane. Cut late: a checksum takes time."""
         self._piece_begun = False
-        """True if part of it is written; it continues before all others. Invariant: not while
-        `_begun_bytes`."""
-        self._piece_after = 0
-        """`_Cut.after` of its frame."""
+        """True if part of the first is written; it continues before all others. Invariant: not
+        while `_begun_bytes`."""
         self._piece_leads = False
-        """True if it was offered before the bulk frames that have not begun."""
-        self._piece_is_large = False
-        """True if it is of a frame whose bytes do not count towards the bound."""
+        """True if the first was offered before the bulk frames that have not begun."""
+        self._large_bytes = 0
+        """Bytes of pieces of a frame whose bytes do not count towards the bound."""
         self._turn_bytes = 0
         """Bytes of bulk frames that may leave before the next piece."""
         self._large: _Cut | None = None
@@ -408,7 +417,7 @@ class PeerEngine:
         """Send the reason and close: no event follows. Queued bytes should still be written."""
         assert self.state is not LinkState.CLOSED, self.state
         # Last of all: the peer closes the link when it reads this.
-        if self._cut or self._piece:
+        if self._cut or self._pieces:
             self._queue_cut(FrameType.REJECT, (encode_reject(reason, text),))
         else:
             self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
@@ -458,7 +467,7 @@ class PeerEngine:
         if unsent:
             if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
-            if is_large and (self._large is not None or self._piece_is_large):
+            if is_large and (self._large is not None or self._large_bytes):
                 return False
             needed = 0 if is_large else HEAD_BYTES + length
             if unsent - self._large_left() + needed > bytes_max:
@@ -480,23 +489,24 @@ class PeerEngine:
     def _large_left(self) -> int:
         """Return the unwritten bytes of a frame larger than half the bound."""
         left = 0 if self._large is None else HEAD_BYTES + self._large.bytes
-        return left + (self._piece_bytes if self._piece_is_large else 0)
+        return left + self._large_bytes
 
     def ping(self, now_ns: int) -> None:
         """Queue a PING; it returns `now_ns` to us in a `PongReceived`."""
         assert self.state is LinkState.OPEN, self.state
         self._queue(FrameType.PING, (_PING.pack(now_ns),))
 
-    def gather(self, *, begins_piece: bool = True) -> list[Buffer]:
+    def gather(self, *, begins_bytes: int = 1) -> list[Buffer]:
         """Return the buffers to write next, for one `sendmsg`. Empty if nothing is queued.
 
-        Without `begins_piece`, no frame of the cut lane begins, nor a piece of one.
+        At most one frame of the cut lane, or piece of one, begins; none if `begins_bytes` is not
+        positive. While nothing else is queued, several do, up to about `begins_bytes`.
         """
-        urgent, bulk, piece = self._urgent, self._bulk, self._piece
-        if begins_piece and self._cut and not piece:
-            self._cut_piece()
-        if piece:
-            return list(islice(self._with_piece(begins=begins_piece), GATHER_BUFFERS_MAX))
+        urgent, bulk = self._urgent, self._bulk
+        if self._pieces or (self._cut and begins_bytes > 0):
+            if urgent or bulk:
+                return list(islice(self._with_piece(begins_bytes > 0), GATHER_BUFFERS_MAX))
+            return self._only_pieces(begins_bytes)[:GATHER_BUFFERS_MAX]
         if urgent and bulk:
             begun = self._begun_buffers()
             return list(
@@ -510,17 +520,36 @@ class PeerEngine:
             return list(out)
         return list(islice(out, GATHER_BUFFERS_MAX))
 
-    def _with_piece(self, *, begins: bool) -> Iterator[Buffer]:
-        """Return the buffers of all lanes in the order in which they are to be written."""
-        urgent, bulk, piece = self._urgent, self._bulk, self._piece
+    def _only_pieces(self, begins_bytes: int) -> list[Buffer]:
+        """Return the buffers of the next pieces, while no other lane has anything."""
+        pieces = self._pieces
+        out: list[Buffer] = []
+        number = 0
+        while begins_bytes > 0 or (self._piece_begun and not number):
+            if number == len(pieces):
+                if not self._cut:
+                    break
+                self._cut_piece()
+            piece = pieces[number]
+            out.extend(piece.buffers)
+            begins_bytes -= piece.bytes
+            number += 1
+        return out
+
+    def _with_piece(self, begins: bool) -> Iterator[Buffer]:
+        """Return the buffers of all lanes, of one piece at most, in the order of writing."""
+        urgent, bulk, pieces = self._urgent, self._bulk, self._pieces
+        if not pieces:
+            self._cut_piece()
+        piece = pieces[0]
         if self._piece_begun:
-            return chain(piece, urgent, bulk)
+            return chain(piece.buffers, urgent, bulk)
         begun = self._begun_buffers()
         parts: list[Iterable[Buffer]] = [islice(bulk, begun), urgent, islice(bulk, begun, None)]
         bulk_sent = self._bulk_queued - len(self._bulk_frames)
-        self._piece_leads = begins and self._turn_bytes <= 0 and bulk_sent >= self._piece_after
+        self._piece_leads = begins and self._turn_bytes <= 0 and bulk_sent >= piece.after
         if begins:
-            parts.insert(2 if self._piece_leads else 3, piece)
+            parts.insert(2 if self._piece_leads else 3, piece.buffers)
         return chain(*parts)
 
     def _begun_buffers(self) -> int:
@@ -543,11 +572,11 @@ class PeerEngine:
             self._bulk.clear()
             self._bulk_frames.clear()
             self._urgent_bytes = self._begun_bytes = 0
-            if self._piece_bytes:
-                self._piece_sent(self._piece_bytes)
+            while self._pieces:
+                self._piece_sent(self._pieces[0].bytes)
             return
         if self._piece_begun:
-            written -= self._piece_sent(min(written, self._piece_bytes))
+            written -= self._piece_sent(written)
         begun = min(written, self._begun_bytes)
         if begun:
             self._bulk_sent(begun)
@@ -557,11 +586,11 @@ class PeerEngine:
             _drop(self._urgent, urgent)
         written -= begun + urgent
         if written and self._piece_leads:
-            written -= self._piece_sent(min(written, self._piece_bytes))
+            written -= self._piece_sent(written)
         while written and self._bulk_frames:
             written -= self._bulk_sent(min(written, self._begun_bytes or self._bulk_frames[0]))
-        if written:
-            self._piece_sent(written)
+        while written:
+            written -= self._piece_sent(written)
 
     def _bulk_sent(self, written: int) -> int:
         """Drop bytes of the first bulk frame."""
@@ -574,15 +603,21 @@ class PeerEngine:
         return written
 
     def _piece_sent(self, written: int) -> int:
-        """Drop bytes of the piece."""
-        _drop(self._piece, written)
-        self._piece_bytes -= written
-        self._piece_begun = self._piece_bytes > 0
-        if not self._piece_bytes:
-            self._piece_is_large = self._piece_leads = False
-            self._turn_bytes = self.piece_bytes
-            if not self._cut:
-                self.behind.clear()
+        """Drop bytes of the first piece, as many as it has; return their number."""
+        piece = self._pieces[0]
+        written = min(written, piece.bytes)
+        piece.bytes -= written
+        if piece.is_large:
+            self._large_bytes -= written
+        self._piece_begun = piece.bytes > 0
+        if self._piece_begun:
+            _drop(piece.buffers, written)
+            return written
+        self._pieces.popleft()
+        self._piece_leads = False
+        self._turn_bytes = self.piece_bytes
+        if not (self._cut or self._pieces):
+            self.behind.clear()
         return written
 
     def _queue(
@@ -628,10 +663,12 @@ class PeerEngine:
             crc = crc32c(buffer, crc)
         is_last = not cut.bytes
         flags = (WHOLE if is_first else LAST_PIECE) if is_last else PIECE
-        self._piece.append(frame_head(cut.frame_type, whole - cut.bytes, crc, flags))
-        self._piece.extend(buffers)
-        self._piece_bytes = whole - cut.bytes + HEAD_BYTES
-        self._piece_is_large, self._piece_after = cut.is_large, cut.after
+        size = whole - cut.bytes
+        head = frame_head(cut.frame_type, size, crc, flags)
+        size += HEAD_BYTES
+        self._pieces.append(_Piece(chain((head,), buffers), size, cut))
+        if cut.is_large:
+            self._large_bytes += size
         cut.has_begun = True
         if is_last:
             self._cut.popleft()

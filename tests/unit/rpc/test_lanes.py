@@ -182,7 +182,7 @@ def test_frames_with_a_key_in_common_keep_their_order(seed: int) -> None:
                 for key in keys:
                     sent[key].append(payload)
             number += 1
-        data = b"".join(dialer.gather(begins_piece=rng.random() < 0.7))
+        data = b"".join(dialer.gather(begins_bytes=rng.choice([0, 1, 50_000, 1 << 20])))
         data = data[: rng.choice([0, 17, 5_000, 60_000])]
         dialer.sent(len(data))
         events += acceptor.receive(data)
@@ -207,6 +207,26 @@ def test_large_frame_is_not_starved_by_those_that_pass_it() -> None:
             dialer.send(FrameType.RAFT, [bytes(small)], keyed=[(2, 0)])
         others += len([e for e in move_some(dialer, acceptor, small) if len(e[1]) == small])
         assert others <= 5 * (pieces + 1)
+
+
+def test_pieces_leave_together_while_nothing_else_is_queued() -> None:
+    """Each would be a system call. Urgent and bulk frames still pass those that have not begun."""
+    dialer, acceptor = linked()
+    dialer.piece_bytes = PIECE_BYTES_MIN
+    large = random.Random(1).randbytes(8 * PIECE_BYTES_MIN)
+    dialer.send(FrameType.RAFT, [large], keyed=[(1, 0)])
+    offered = b"".join(dialer.gather(begins_bytes=3 * PIECE_BYTES_MIN))
+    assert len(offered) == 3 * (HEAD_BYTES + PIECE_BYTES_MIN)
+    assert not dialer.gather(begins_bytes=0)
+    dialer.sent(100)
+    events: list[object] = list(acceptor.receive(offered[:100]))
+    dialer.send(FrameType.RAFT, [b"other"], keyed=[(2, 0)])
+    dialer.send(FrameType.HEARTBEAT, [b"beat"])
+    assert len(b"".join(dialer.gather(begins_bytes=1 << 20))) < 2 * PIECE_BYTES_MIN
+    events += move(dialer, acceptor)
+    assert payloads(events) == [b"beat", b"other", large]
+    dialer.send(FrameType.RAFT, [large], keyed=[(1, 0)])
+    assert len(b"".join(dialer.gather(begins_bytes=1 << 20))) == dialer.unsent_bytes
 
 
 def move_some(source: PeerEngine, target: PeerEngine, size: int) -> list[Any]:
