@@ -220,12 +220,13 @@ class _Connection:
         engine = self.engine
         while engine.unsent_bytes and not self.blocked:
             buffers = engine.gather(begins_bytes=1 if is_last else self.turn_bytes)
-            if not buffers:
-                return  # the next piece waits for the next turn
+            offered = sum(map(len, buffers))
+            if not offered:
+                return  # the next piece waits for the next turn; a buffer may be empty
             written = self.stream.write(buffers)
             engine.sent(written)
             if engine.unsent_bytes:
-                self.blocked = written < sum(map(len, buffers))
+                self.blocked = written < offered
             if self.blocked or written >= self.notable_bytes:
                 self._look(written)
             if engine.behind:
