@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from struct import pack
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from rpc.backlog import BACKLOG_BYTES_MAX
 from rpc.hello import RejectReason
 from rpc.link_options import LinkOptions
-from rpc.peer import FrameType, PeerLimits, Role
+from rpc.peer import FrameType, PeerEngine, PeerLimits, Role
+from rpc.reader import Buffer
 from tests.unit.rpc.world import World, address_of, hello_of
 
 SETTLED_MS = 1_500
@@ -701,6 +703,25 @@ def test_link_however_fast_cuts_a_large_frame_into_pieces() -> None:
         connection.backlog.ran_dry()
     connection._bound()
     assert connection.engine.piece_bytes <= BACKLOG_BYTES_MAX // 2
+
+
+def test_turn_ends_although_an_empty_buffer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload may be empty, and no piece of a large frame begins any more in this turn."""
+    world = World(2, options=LinkOptions(turn_bytes=1))
+    world.run(SETTLED_MS)
+    links = world[1].links
+    gather, offers = PeerEngine.gather, count()
+
+    def gather_few(engine: PeerEngine, *, begins_bytes: int) -> list[Buffer]:
+        assert next(offers) < 1_000, "the turn does not end"
+        return gather(engine, begins_bytes=begins_bytes)
+
+    monkeypatch.setattr(PeerEngine, "gather", gather_few)
+    assert links.send(2, FrameType.RAFT, [bytes(30 << 20)], keyed=[(1, None)])
+    assert links.send(2, FrameType.RAFT, [b"small", b""], keyed=[(2, None)])
+    world.run(1_000)
+    found = [len(payload) for _, _, payload in world[2].handler.frames]
+    assert found == [len(b"small"), 30 << 20]
 
 
 @pytest.mark.parametrize("is_full", [False, True])
