@@ -54,7 +54,8 @@ def assert_equal(copies: list[Copy], *, replicas: int) -> int:
     """Check that all copies of each group are equal; return the number of entries compared.
 
     Each group has `replicas` complete copies, with the same entries up to the highest commit index
-    among them.
+    among them. So all servers must have ended at once: where one stops before the others, they
+    elect a leader, and it commits an entry that the first one never received.
     """
     groups: dict[int, list[Copy]] = defaultdict(list)
     for copy in copies:
