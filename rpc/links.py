@@ -43,9 +43,10 @@ Does not depend on Raft, except for the number of messages in a frame; nor on so
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from ids import NO_SERVER, ServerId
 from rpc.backlog import Backlog
@@ -80,7 +81,7 @@ from rpc.tls_stream import LinkSecurity
 from rpc.turn_share import FEWEST, TurnPace, TurnShare
 
 _MS = 1_000_000
-_NONE: Set[int] = frozenset()
+_NONE: Mapping[int, int] = MappingProxyType({})
 _NEVER_BYTES = 1 << 62
 
 
@@ -381,10 +382,16 @@ class Links:
                     connection.flush()
         return is_taken
 
-    def behind(self, server_id: ServerId) -> Set[int]:
+    def behind(self, server_id: ServerId) -> Mapping[int, int]:
         """See `Transport.behind`."""
         connection = self._open.get(server_id)
         return connection.engine.behind if connection is not None else _NONE
+
+    def piece_bytes(self, server_id: ServerId) -> int:
+        """See `Transport.piece_bytes`."""
+        connection = self._open.get(server_id)
+        piece_bytes_max = self.options.piece_bytes_max
+        return connection.engine.piece_bytes if connection is not None else piece_bytes_max
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` once `link_up` and `link_down` reflect the peer's current state.

@@ -22,9 +22,10 @@ Rules of a link:
   urgent: they are written before all others that have not begun. Bulk frames follow. Those larger
   than `piece_bytes`, which the owner of the stream sets to what the link carries in a short time,
   are cut: their pieces take turns with bulk frames. Each lane keeps its order. A frame whose key,
-  such as a group, is in the lane of cut frames goes behind it there, until that lane is empty. So
-  bulk frames with the same key keep their order. The callers, which choose between urgent and bulk,
-  must know what may overtake what (`rpc.lanes`).
+  such as a group, is in the lane of cut frames goes behind it there. So bulk frames with the same
+  key keep their order. While the lane is not empty, frames of some pieces' size pass it uncut: they
+  would wait behind all of it. The callers, which choose between urgent and bulk, must know what may
+  overtake what (`rpc.lanes`).
 
 Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 """
@@ -32,7 +33,7 @@ Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from itertools import chain, islice
@@ -73,6 +74,11 @@ HELLO_FRAME_BYTES_MAX = 64 << 10
 
 GATHER_BUFFERS_MAX = 1024
 """IOV_MAX of Linux: the most buffers that one `sendmsg` takes."""
+
+PASSING_PIECES = 8
+PASSING_BYTES_MAX = 1 << 20
+"""Largest bulk frame that passes a cut one, in pieces and in bytes. No ordinary batch has more, and
+an urgent frame waits for one such: a fifth of a second on a slow link."""
 
 _PING = Struct("<q")
 
@@ -175,13 +181,21 @@ class Rejected:
     by_peer: bool
 
 
+_NO_KEYS: Set[int] = frozenset()
+
+
 class _Cut:
     """A frame in the lane of cut frames."""
 
-    __slots__ = ("after", "buffers", "bytes", "frame_type", "has_begun", "is_large")
+    __slots__ = ("after", "buffers", "bytes", "frame_type", "has_begun", "is_large", "keys")
 
     def __init__(
-        self, frame_type: FrameType, buffers: Sequence[Buffer], size: int, after: int
+        self,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        size: int,
+        after: int,
+        keys: Set[int],
     ) -> None:
         self.frame_type = frame_type
         self.buffers: deque[Buffer] = deque(buffers)
@@ -190,6 +204,7 @@ class _Cut:
         """Bytes of these."""
         self.after = after
         """Number of the last bulk frame that was queued before; it may have a key in common."""
+        self.keys = keys
         self.has_begun = False
         """True if a piece was taken."""
         self.is_large = False
@@ -215,7 +230,7 @@ class _Cut:
 class _Piece:
     """A piece of a frame in the lane of cut frames, or a whole one."""
 
-    __slots__ = ("after", "buffers", "bytes", "is_large")
+    __slots__ = ("after", "buffers", "bytes", "is_large", "keys")
 
     def __init__(self, buffers: Iterable[Buffer], size: int, cut: _Cut) -> None:
         self.buffers: deque[Buffer] = deque(buffers)
@@ -223,6 +238,8 @@ class _Piece:
         """Remaining bytes, the head included."""
         self.after = cut.after
         self.is_large = cut.is_large
+        self.keys = _NO_KEYS if cut.bytes else cut.keys
+        """Keys of its frame if this is the last piece."""
 
 
 Frame = tuple[FrameType, memoryview]
@@ -294,8 +311,8 @@ class PeerEngine:
         """Bytes of bulk frames that may leave before the next piece."""
         self._large: _Cut | None = None
         """The frame larger than half the bound, while some of it is in no piece."""
-        self.behind: set[int] = set()
-        """Keys of the frames in the cut lane. Read-only for others."""
+        self.behind: dict[int, int] = {}
+        """Keys of the frames in the cut lane, with the number of frames. Read-only for others."""
         self._sendable: frozenset[FrameType] = frozenset()
         if role is Role.DIALER:
             self._queue(FrameType.HELLO, (encode_hello(self._local),))
@@ -418,7 +435,7 @@ class PeerEngine:
         assert self.state is not LinkState.CLOSED, self.state
         # Last of all: the peer closes the link when it reads this.
         if self._cut or self._pieces:
-            self._queue_cut(FrameType.REJECT, (encode_reject(reason, text),))
+            self._queue_cut(FrameType.REJECT, (encode_reject(reason, text),), _NO_KEYS)
         else:
             self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
         self.state = LinkState.CLOSED
@@ -472,19 +489,21 @@ class PeerEngine:
             needed = 0 if is_large else HEAD_BYTES + length
             if unsent - self._large_left() + needed > bytes_max:
                 return False
-        if is_bulk and (
-            is_large
-            or length > self.piece_bytes
-            or (self.behind and self._is_behind(keyed or ((-frame_type, None),)))
-        ):
-            self.behind.update(key for key, _ in keyed or ((-frame_type, None),))
-            self._queue_cut(frame_type, buffers, is_large=is_large)
-        else:
-            self._queue(frame_type, buffers, is_bulk=is_bulk)
+        if is_bulk and (self.behind or is_large or length > self.piece_bytes):
+            keys = {key for key, _ in keyed} or {-frame_type}
+            if is_large or not self._passes(length, keys):
+                self._queue_cut(frame_type, buffers, keys, is_large=is_large)
+                return True
+        self._queue(frame_type, buffers, is_bulk=is_bulk)
         return True
 
-    def _is_behind(self, keyed: Sequence[tuple[int, object]]) -> bool:
-        return any(key in self.behind for key, _ in keyed)
+    def _passes(self, length: int, keys: Set[int]) -> bool:
+        """Return True if a bulk frame is sent uncut before the cut lane."""
+        behind = self.behind
+        if not behind:
+            return length <= self.piece_bytes
+        bytes_max = max(min(PASSING_PIECES * self.piece_bytes, PASSING_BYTES_MAX), self.piece_bytes)
+        return length <= bytes_max and keys.isdisjoint(behind)
 
     def _large_left(self) -> int:
         """Return the unwritten bytes of a frame larger than half the bound."""
@@ -616,8 +635,10 @@ class PeerEngine:
         self._pieces.popleft()
         self._piece_leads = False
         self._turn_bytes = self.piece_bytes
-        if not (self._cut or self._pieces):
-            self.behind.clear()
+        for key in piece.keys:
+            left = self.behind.pop(key) - 1
+            if left:
+                self.behind[key] = left
         return written
 
     def _queue(
@@ -640,11 +661,18 @@ class PeerEngine:
             self._urgent_bytes += length
 
     def _queue_cut(
-        self, frame_type: FrameType, buffers: Sequence[Buffer], *, is_large: bool = False
+        self,
+        frame_type: FrameType,
+        buffers: Sequence[Buffer],
+        keys: Set[int],
+        *,
+        is_large: bool = False,
     ) -> None:
         """Queue a frame that is sent in pieces, or behind such a frame."""
         size = sum(map(len, buffers))
-        cut = _Cut(frame_type, buffers, size, self._bulk_queued)
+        cut = _Cut(frame_type, buffers, size, self._bulk_queued, keys)
+        for key in keys:
+            self.behind[key] = self.behind.get(key, 0) + 1
         if is_large:
             self._large = cut
             cut.is_large = True

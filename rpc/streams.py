@@ -9,7 +9,7 @@ All calls and callbacks happen on one thread. No function here calls back before
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -244,8 +244,14 @@ class Transport(Protocol):
         reports the peer as unreachable.
         """
 
-    def behind(self, server_id: ServerId) -> Set[int]:
-        """Return the keys of frames that are sent in pieces: further ones with these wait."""
+    def behind(self, server_id: ServerId) -> Mapping[int, int]:
+        """Return the keys of frames that are sent in pieces, with the number of these frames.
+
+        Further ones with these keys wait.
+        """
+
+    def piece_bytes(self, server_id: ServerId) -> int:
+        """Return the size above which a frame of entries is sent in pieces."""
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` when the known state of the link is current; never from within this call.

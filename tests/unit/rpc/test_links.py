@@ -734,7 +734,7 @@ def test_small_frame_of_another_group_passes_a_large_one(is_full: bool) -> None:
         world.pause(2)
     large, small = [bytes(30 << 20)], [b"small"]
     assert links.send(2, FrameType.RAFT, large, keyed=[(1, None)])
-    assert links.behind(2) == {1}
+    assert links.behind(2) == {1: 1}
     assert links.send(2, FrameType.RAFT, [b"behind"], keyed=[(1, None)])
     assert links.send(2, FrameType.RAFT, small, keyed=[(2, None)])
     world.resume(2)
