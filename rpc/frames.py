@@ -52,6 +52,8 @@ from rpc.reader import Buffer
 
 GroupMessage = tuple[GroupId, PeerMessage]
 """(group id, message)"""
+EncodedFrame = tuple[int, int, list[Buffer]]
+"""(start, end, buffers): the frame carries messages [start, end)."""
 
 FRAME_PAYLOAD_BYTES_TARGET: Final = 4 << 20
 """`encode_frames` begins a new frame once one holds this much payload."""
@@ -121,14 +123,14 @@ def encode_frames(
     *,
     payload_bytes: int = FRAME_PAYLOAD_BYTES_TARGET,
     messages_max: int = FRAME_MESSAGES_MAX,
-) -> list[tuple[int, int, list[Buffer]]]:
-    """Encode messages into frames: (start, end, buffers) carries messages [start, end).
+) -> list[EncodedFrame]:
+    """Encode messages into frames.
 
     A frame ends with the message that brings it to `payload_bytes`, or with number `messages_max`.
     A message with as much has a frame of its own: those before it need not wait for it. A message
     is never split. Raises ValueError for a message that is not sent between servers.
     """
-    frames: list[tuple[int, int, list[Buffer]]] = []
+    frames: list[EncodedFrame] = []
     start = size = 0
     meta: list[Buffer] = [b""]  # the first place is the prefix's
     payloads: list[Buffer] = []

@@ -21,8 +21,9 @@ between nodes. This implementation assumes:
 
 A frame that is larger than a piece is written piece by piece, and bulk messages of *other groups*
 pass it: Raft orders nothing between groups. A group with a message in such a frame, or behind one,
-stays behind it until all of them are written (`PeerEngine.behind`). So all of the above holds
-within each group.
+stays behind it until all its messages there are written (`PeerEngine.behind`). So all of the above
+holds within each group. A frame that has one message of such a group waits with all of its
+messages, so those of other groups have frames of their own (`let_pass`).
 
 Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat confirms
 the list before it, and everything on the peer's list that no frame before it denied (DENIALS). A
@@ -40,15 +41,19 @@ Does not depend on links, or on how lanes are written.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from raft.messages import MsgApp, MsgHeartbeat, MsgProp, MsgSnap, MsgTransferLeader, PeerMessage
-from rpc.frames import GroupMessage
+from rpc.frames import FRAME_PAYLOAD_BYTES_TARGET, EncodedFrame, GroupMessage, encode_frames
 
 _BULK: Final[frozenset[type[PeerMessage]]] = frozenset(
     (MsgApp, MsgSnap, MsgProp, MsgTransferLeader)
 )
+
+_FRAMES_OF_PIECE: Final = 4
+"""Part of a piece at which a frame that is to pass a large one ends. The last message may be nearly
+as large again, and the heads of small entries are as large as they are."""
 
 
 def in_lanes(
@@ -71,12 +76,35 @@ def in_lanes(
     return urgent, bulk
 
 
-def with_behind(
-    bulk: Sequence[GroupMessage], behind: Container[int]
-) -> tuple[Sequence[GroupMessage], Sequence[GroupMessage]]:
-    """Return (messages that pass a large frame, those of the groups `behind` it), in order."""
+def let_pass(
+    bulk: Sequence[GroupMessage],
+    frames: Sequence[EncodedFrame],
+    behind: Collection[int],
+    piece_bytes: int,
+) -> tuple[Sequence[GroupMessage], Sequence[EncodedFrame]]:
+    """Return bulk messages and their frames, those first that pass a large one.
+
+    `behind`: the groups behind a large frame on the link, which cuts frames above `piece_bytes`.
+    Their messages come last, with those of groups that have a large one among `bulk`.
+    """
+    small_bytes = max(piece_bytes // _FRAMES_OF_PIECE, 1)
+    large_bytes = FRAME_PAYLOAD_BYTES_TARGET
+    if behind:
+        frames = encode_frames(bulk, payload_bytes=small_bytes)
+        large_bytes = piece_bytes
+    large = {
+        bulk[start][0]
+        for start, end, buffers in frames
+        if end - start == 1 and sum(map(len, buffers)) > large_bytes
+    }
+    if not (large or behind):
+        return bulk, frames
     passing: list[GroupMessage] = []
     held: list[GroupMessage] = []
     for item in bulk:
-        (held if item[0] in behind else passing).append(item)
-    return passing, held
+        (held if item[0] in large or item[0] in behind else passing).append(item)
+    count = len(passing)
+    ordered = encode_frames(passing, payload_bytes=small_bytes)
+    for start, end, buffers in encode_frames(held, payload_bytes=small_bytes):
+        ordered.append((count + start, count + end, buffers))
+    return passing + held, ordered

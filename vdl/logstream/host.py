@@ -31,9 +31,9 @@ from raft.messages import (
 )
 from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
-from rpc.frames import decode_messages, encode_frames
+from rpc.frames import EncodedFrame, decode_messages, encode_frames
 from rpc.hello import VERSION_OF_LARGE_FRAMES, Hello, RejectReason
-from rpc.lanes import in_lanes, with_behind
+from rpc.lanes import in_lanes, let_pass
 from rpc.peer import FrameType
 from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
@@ -399,12 +399,14 @@ class Host:
             self.stats.messages_out += len(messages)
             transport = self.state.transport
             urgent, bulk = in_lanes(messages)
-            lanes = [(urgent, True), (bulk, False)]
-            if bulk and (behind := transport.behind(server)):
-                passing, held = with_behind(bulk, behind)
-                lanes = [(urgent, True), (passing, False), (held, False)]
-            for lane, is_urgent in lanes:
-                for start, end, buffers in encode_frames(lane) if lane else ():
+            for lane, is_urgent in ((urgent, True), (bulk, False)):
+                frames: Sequence[EncodedFrame] = encode_frames(lane) if lane else ()
+                if lane and not is_urgent:
+                    behind = transport.behind(server)
+                    if behind or len(frames) > 1:
+                        piece_bytes = transport.piece_bytes(server)
+                        lane, frames = let_pass(lane, frames, behind, piece_bytes)
+                for start, end, buffers in frames:
                     self.stats.frames_out += 1
                     more, sent = end < len(lane), lane[start:end]
                     if not transport.send(

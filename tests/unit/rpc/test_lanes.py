@@ -21,7 +21,7 @@ from raft.messages import (
 )
 from raft.types import Entry
 from rpc.hello import VERSION_OF_PIECES, RejectReason
-from rpc.lanes import in_lanes, with_behind
+from rpc.lanes import in_lanes
 from rpc.peer import FrameType, LinkState, PeerEngine, Rejected
 from rpc.reader import HEAD_BYTES, PIECE_BYTES_MIN
 from tests.unit.rpc.test_peer import TWO, linked, move
@@ -131,7 +131,6 @@ def test_lanes_keep_the_order_of_messages() -> None:
     urgent, bulk = in_lanes(messages)
     assert urgent == [(2, answer), (3, vote)]
     assert bulk == [(1, entries), (1, probe)]
-    assert with_behind([*bulk, (2, probe)], {1}) == ([(2, probe)], bulk)
 
 
 def test_peer_of_an_older_version_is_sent_whole_frames() -> None:
