@@ -446,29 +446,30 @@ class DiskStore:
     ) -> None:
         """Begin to write the payload; if it has no room yet, look again up to `looks` times.
 
-        `has_asked`: a checkpoint was begun to make room for it.
+        `has_asked`: a checkpoint was asked to make room for it.
         """
         is_possible = (
             self._life is Life.OPEN and not (self.disk_full or log.deleted) and is_wanted()
         )
         rest = log.write_ahead(data, timestamp, self._limits) if is_possible else None
+        checkpoints = self._checkpoints
         if rest is not None:
+            checkpoints.forget_room(log)
             ended = partial(self._written_ahead, log.placement, rest, done)
             self._ahead.write(rest, is_wanted, ended)
             return
-        has_begun: bool | None = False
+        is_awaited = False
         if is_possible and looks:
-            checkpoints = self._checkpoints
             if checkpoints.awaits_large(log):
-                has_begun = None  # a flush of the large entry before this one makes room
-            elif has_asked:
-                has_begun = None if checkpoints.is_running else False
-            elif log.has_places_for(len(data), self._limits):
-                has_begun = checkpoints.makes_room(log, len(data))
-        if has_begun is False:
+                is_awaited = True  # a flush of the large entry before this one makes room
+            elif not has_asked or checkpoints.awaits_room(log):
+                is_awaited = has_asked = log.has_places_for(
+                    len(data), self._limits
+                ) and checkpoints.ask_for_room(log, len(data))
+        if not is_awaited:
+            checkpoints.forget_room(log)
             self.workers.call_later(0, done)
             return
-        has_asked = has_asked or has_begun is not None
         again = partial(
             self._write_ahead, log, data, timestamp, is_wanted, done, looks - 1, has_asked=has_asked
         )

@@ -171,6 +171,10 @@ class CheckpointScheduler:
         Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
         self.rooms = Rooms(logs.values() if has_places else ())
+        self._room_asked: dict[LogId, DiskLog] = {}
+        """Logs with a payload that waits for room. Use: the next checkpoint makes it."""
+        self._room_planned: set[LogId] = set()
+        """Those for which the checkpoint in progress makes it."""
         self._space_kept = 2 * (options.journal_file_bytes + options.cache_bytes_max)
         """Free disk space not to be used for room: the journal and the segments may need it before
         room that is given up has been returned."""
@@ -355,24 +359,47 @@ class CheckpointScheduler:
         """Return True if a large entry of the log is due to be flushed once it is committed."""
         return log.unflushed >= self._large_bytes_min and log.large_bytes > 0
 
-    def makes_room(self, log: DiskLog, size: int) -> bool | None:
-        """Begin to make room for a payload of `size` bytes of the log.
+    def ask_for_room(self, log: DiskLog, size: int) -> bool:
+        """Have room made for a payload of `size` bytes of the log, now or by the next checkpoint.
 
-        Return None if that may be possible later, and False if it is not. Whether there is room
-        shows when nothing runs any more: the disk may not have enough.
+        Return False if none can be made. `awaits_room` tells when that has ended; there may be no
+        room then, because the disk does not have enough.
         """
         if self.is_full or self._journal.is_full or self.is_closing or log.is_lost:
             return False
-        has_file = bool(log.segments) or log.flush_last > log.flushed_index
-        is_ready = self.state is CheckpointState.IDLE and self.is_noted
-        if not (is_ready and has_file and self._owner.checkpoint_may_begin()):
-            return None
-        if log.flush_blocked or log.placement.rewind_token:
-            return None
+        if not log.segments and log.last <= log.flushed_index:
+            return False  # nothing begins a segment, as after a state was installed
+        if log.id in self._room_planned:
+            return True
         log.placement.bytes_wanted = 2 * size + ROOM_BYTES_MIN  # its segment may end before it
-        plans = [self._plan(log)]
-        self._start(plans, self._take_state([]), is_whole=False, ends_round=False)
+        self._room_asked[log.id] = log
+        is_ready = self.state is CheckpointState.IDLE and self.is_noted
+        if is_ready and _can_make_room(log) and self._owner.checkpoint_may_begin():
+            self._start([], self._take_state([]), is_whole=False, ends_round=False)
         return True
+
+    def awaits_room(self, log: DiskLog) -> bool:
+        """Return True if the checkpoint in progress, or the next one, makes room for a payload."""
+        return log.id in self._room_asked or log.id in self._room_planned
+
+    def forget_room(self, log: DiskLog) -> None:
+        """Make no room for a payload of the log any more: it is not wanted, or has a place."""
+        self._room_asked.pop(log.id, None)
+        log.placement.bytes_wanted = 0
+
+    def _plan_rooms(self, plans: list[FlushPlan]) -> None:
+        """Add plans for logs with a payload that waits for room, if they have none yet."""
+        planned = {plan.files.log_id for plan in plans}
+        for log in list(self._room_asked.values()):
+            if log.id not in planned:
+                if self._logs.get(log.id) is not log or not log.placement.bytes_wanted:
+                    del self._room_asked[log.id]  # deleted, or reset
+                    continue
+                if not _can_make_room(log):
+                    continue
+                plans.append(self._plan(log))
+            del self._room_asked[log.id]
+            self._room_planned.add(log.id)
 
     def begin_for_waiters(self) -> None:
         """Begin a checkpoint for waiting callers, now that the files are free again."""
@@ -405,6 +432,8 @@ class CheckpointScheduler:
         rooms = self.rooms
         if self._journal.is_full or self.is_full:
             rooms.give_up_all()
+        elif self._room_asked:
+            self._plan_rooms(plans)
         self.state = _BEGUN[self.state]
         meta, pulse = self._meta, self.pulse
         pulse.beats += 1
@@ -601,6 +630,7 @@ class CheckpointScheduler:
         ends_round: bool,
     ) -> None:
         """Handle the end of a job. `taken` are the logs whose surplus it was to give back."""
+        self._room_planned.clear()
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
             self.state = _BEFORE[self.state]
@@ -796,6 +826,12 @@ class CheckpointScheduler:
         self._awaiting_proof = self._queue.durable_token, needed
         if self._queue.proved_token >= self._queue.durable_token:
             self.release_files()
+
+
+def _can_make_room(log: DiskLog) -> bool:
+    """Return True if a flush, perhaps of no entries, may make room now."""
+    has_file = bool(log.segments) or log.flush_last > log.flushed_index
+    return has_file and not (log.is_lost or log.flush_blocked or log.placement.rewind_token)
 
 
 def _can_flush(log: DiskLog) -> bool:

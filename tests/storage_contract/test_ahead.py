@@ -5,6 +5,7 @@ unless the same memory was made durable in the same place.
 """
 
 import itertools
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -318,6 +319,109 @@ def test_nothing_is_written_ahead_where_no_room_can_be_made(engine, why, monkeyp
     assert ended == [True]
     monkeypatch.undo()
     append(engine, entry)
+    settle(engine)
+    assert log.placement.rooms
+
+
+def without_room(engine):
+    """Return a log whose entries are in the journal, and that has no room."""
+    log = engine.new_log(group_id=11)
+    engine.store.append(log, Writer(log).entries(2, size=100))
+    engine.store.set_hard_state(log, HardState(9, 0, log.last_index))
+    engine.submit()
+    assert not log.placement.rooms
+    return log
+
+
+def write_ahead(engine, log, is_wanted=lambda: True):
+    """Begin to write the next entry ahead; return it and the list that tells when that is done."""
+    (entry,) = Writer(log).entries(1, size=SIZE)
+    ended = []
+    engine.store.write_ahead(
+        log, entry.data, timestamp=entry.timestamp, is_wanted=is_wanted,
+        done=lambda: ended.append(True),
+    )  # fmt: skip
+    return entry, ended
+
+
+def press(engine):
+    """Append so much to another log that a checkpoint begins, also right after another one."""
+    store, log = engine.store, engine.log
+    for _ in range(4):
+        store.append(log, Writer(log).entries(30, size=1_200))
+        store.set_hard_state(log, HardState(9, 0, log.last_index))
+        store.submit()
+        workers = engine.workers
+        while jobs := workers.payload_jobs or workers.journal_jobs:
+            workers.run_one(jobs)
+    assert store._checkpoints.is_running
+
+
+def advance_beside_checkpoint(engine, ms):
+    """Advance time while the checkpoint's job does not end."""
+    workers = engine.workers
+    held, workers.pool_jobs = workers.pool_jobs, deque()
+    workers.advance(ms)
+    workers.pool_jobs.extendleft(reversed(held))
+
+
+def test_next_checkpoint_makes_room_while_one_runs(engine):
+    """Under pressure one follows the other, and none would begin for the room alone."""
+    log, store, workers = without_room(engine), engine.store, engine.workers
+    press(engine)
+    entry, ended = write_ahead(engine, log)
+    for _ in range(2):
+        assert not ended
+        advance_beside_checkpoint(engine, 100)
+        workers.run_one(workers.pool_jobs)
+        press(engine)
+    advance_beside_checkpoint(engine, 100)
+    assert ended == [True]
+    assert log.placement.ahead.is_durable
+    store.append(log, [entry])
+    settle(engine)
+    engine.power_cut()
+    engine.start()
+    (log,) = [one for one in engine.store.logs.values() if one.group_id == 11]
+    assert engine.all_entries(log)[-1][2] == bytes(entry.data)
+
+
+@pytest.mark.parametrize("why", ["unwanted", "deleted", "reset"])
+def test_no_checkpoint_makes_room_that_is_not_wanted_any_more(engine, why):
+    """The payload ends, and its log is an ordinary one for the next checkpoint."""
+    log, store = without_room(engine), engine.store
+    press(engine)
+    is_wanted = [True]
+    _, ended = write_ahead(engine, log, is_wanted=lambda: is_wanted[0])
+    assert store._checkpoints.awaits_room(log)
+    if why == "unwanted":
+        is_wanted[0] = False
+        advance_beside_checkpoint(engine, 100)
+        assert ended == [True]
+    elif why == "deleted":
+        store.delete_log(log.log_id)
+    else:
+        store.reset_log(log, first_index=9, prev_term=1, next_offset=9)
+    engine.pump()
+    engine.submit()
+    engine.checkpoint()
+    assert not log.placement.rooms
+    assert not store._checkpoints.awaits_room(log)
+    engine.workers.advance(200)
+    assert ended == [True]
+    assert other_goes_on(engine)
+
+
+def test_first_entry_after_an_installed_state_waits_for_no_room(engine):
+    """Its log has no segment, and nothing that a flush could begin one with."""
+    log, store = without_room(engine), engine.store
+    store.reset_log(log, first_index=9, prev_term=1, next_offset=9)
+    engine.submit()
+    engine.pump()
+    entry, ended = write_ahead(engine, log)
+    engine.workers.advance(0)
+    assert ended == [True]
+    store.append(log, [entry])
     settle(engine)
     assert log.placement.rooms
 
