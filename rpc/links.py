@@ -221,13 +221,12 @@ class _Connection:
         engine = self.engine
         while engine.unsent_bytes and not self.blocked:
             buffers = engine.gather(begins_bytes=1 if is_last else self.turn_bytes)
-            offered = sum(map(len, buffers))
-            if not offered:
+            if engine.behind and not any(buffers):
                 return  # the next piece waits for the next turn; a buffer may be empty
             written = self.stream.write(buffers)
             engine.sent(written)
             if engine.unsent_bytes:
-                self.blocked = written < offered
+                self.blocked = written < sum(map(len, buffers))
             if self.blocked or written >= self.notable_bytes:
                 self._look(written)
             if engine.behind:

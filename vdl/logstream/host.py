@@ -403,7 +403,7 @@ class Host:
                 frames: Sequence[EncodedFrame] = encode_frames(lane) if lane else ()
                 if lane and not is_urgent:
                     behind = transport.behind(server)
-                    if behind or len(frames) > 1:
+                    if behind or frames[-1][0]:  # or several: the last begins later
                         piece_bytes = transport.piece_bytes(server)
                         lane, frames = let_pass(lane, frames, behind, piece_bytes)
                 for start, end, buffers in frames:
