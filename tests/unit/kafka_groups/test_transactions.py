@@ -367,6 +367,18 @@ def test_deleted_partition_has_nothing_to_end(cluster: Cluster) -> None:
     assert known(cluster).state is TransactionState.COMPLETE_COMMIT
 
 
+def test_partition_that_was_deleted_before_the_end_is_not_asked(cluster: Cluster) -> None:
+    """It has no leader that could answer, so an attempt would only end at its deadline."""
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    end(cluster)
+    cluster.advance(1)
+    assert cluster.markers == []
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_next_leader_goes_on_with_what_was_decided(cluster: Cluster, keep: bool) -> None:
     """Covers a leader that dies at any step.

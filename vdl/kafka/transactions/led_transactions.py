@@ -248,6 +248,9 @@ class LedTransactions:
     def _tell(self) -> None:
         while self._to_tell and self._told < MARKERS_MAX and not self._is_closed:
             ending, participant = self._to_tell.popleft()
+            if self._host.catalog.has_deleted(participant):
+                self._ended_at(participant, ending)
+                continue
             self._told += 1
             self._host.command_group(
                 participant,
@@ -279,14 +282,18 @@ class LedTransactions:
             return
         passed = outcome.kind is OutcomeKind.APPLIED and outcome.result.error in _PASSED
         if passed or self._host.catalog.has_deleted(participant):
-            ending.left.discard(participant)
-            if not ending.left:
-                self._completed.append(ending.transaction)
-                self._flush_soon()
+            self._ended_at(participant, ending)
         else:
             self._clock.call_later(RETRY_NS, partial(self._tell_again, ending, participant))
         if self._to_tell:
             self._clock.call_soon(self._tell)
+
+    def _ended_at(self, participant: GroupId, ending: _Ending) -> None:
+        """Note that a participant has nothing left to end."""
+        ending.left.discard(participant)
+        if not ending.left:
+            self._completed.append(ending.transaction)
+            self._flush_soon()
 
     def _tell_again(self, ending: _Ending, participant: GroupId) -> None:
         if not self._is_closed:
