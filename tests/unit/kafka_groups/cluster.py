@@ -31,7 +31,7 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.kafka.views.offsets_topic import offsets_topic
 from vdl.kafka.views.transactions_topic import transactions_topic
-from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
+from vdl.logstream.group.state_group import NOT_APPENDED, UNKNOWN, Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -210,6 +210,10 @@ class FakeServer:
         self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         """Behave as the real one without a network: no retries are needed."""
+        if group_id in self.cluster.unreachable:
+            self.cluster.unsent.append((self, group_id, data, deadline_ns, done))
+            self.clock.call_later(deadline_ns - self.clock.now_ns(), self.cluster.end_unsent)
+            return
         if group_id > COORDINATORS:
             self.cluster.partition_told(group_id, decode_command(data), done)
             return
@@ -293,6 +297,10 @@ class Cluster:
         """Markers sent to partitions, with the partition's group."""
         self.silent: list[Callable[[Outcome], None]] | None = None
         """If not None, partitions do not answer; these callbacks wait."""
+        self.unreachable: set[int] = set()
+        """Partitions without a leader."""
+        self.unsent: list[tuple[FakeServer, int, bytes, int, Callable[[Outcome], None]]] = []
+        """Commands for them: (sender, group, command, deadline, done)."""
         self.verdict = ErrorCode.NONE
         """Error code that partitions answer."""
         self.alive: dict[int, Any] = {}
@@ -359,6 +367,23 @@ class Cluster:
         waiting, self.silent = self.silent or [], None
         for done in waiting:
             done(told)
+
+    def end_unsent(self) -> None:
+        """End the commands for unreachable partitions whose deadline has passed."""
+        waiting, self.unsent = self.unsent, []
+        for one in waiting:
+            _, _, _, deadline_ns, done = one
+            if deadline_ns <= self.time.now_ns:
+                done(NOT_APPENDED)
+            else:
+                self.unsent.append(one)
+
+    def reach_all(self) -> None:
+        """Give all partitions a leader, which receives the commands that wait for it."""
+        self.unreachable.clear()
+        waiting, self.unsent = self.unsent, []
+        for sender, group_id, data, deadline_ns, done in waiting:
+            sender.command_group(group_id, data, deadline_ns=deadline_ns, done=done)
 
     # --- the logs ----------------------------------------------------------------------------
     def elect(self, number: int, leader: int, *, keep: bool = True, serve: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,12 +63,17 @@ def init(cluster: Cluster, version: int = 5, name: str = X, **fields: Any) -> Ca
 
 
 def add(
-    cluster: Cluster, *partitions: int, version: int = 3, topic: str = "t", epoch: int = -1
+    cluster: Cluster,
+    *partitions: int,
+    version: int = 3,
+    topic: str = "t",
+    epoch: int = -1,
+    name: str = X,
 ) -> list[int]:
     """Add partitions of a topic; return the error of each."""
-    who = known(cluster)
+    who = known(cluster, name)
     request = add_wire.AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=X,
+        v3_and_below_transactional_id=name,
         v3_and_below_producer_id=who.producer_id,
         v3_and_below_producer_epoch=who.epoch if epoch < 0 else epoch,
         v3_and_below_topics=[add_wire.AddPartitionsToTxnTopic(topic, list(partitions))],
@@ -76,9 +82,18 @@ def add(
     return [one.partition_error_code for one in answered.results_by_partition]
 
 
-def end(cluster: Cluster, commits: bool = True, *, version: int = 5, epoch: int = -1) -> Call:
-    who = known(cluster)
-    request = end_wire.EndTxnRequest(X, who.producer_id, who.epoch if epoch < 0 else epoch, commits)
+def end(
+    cluster: Cluster,
+    commits: bool = True,
+    *,
+    version: int = 5,
+    epoch: int = -1,
+    name: str = X,
+) -> Call:
+    who = known(cluster, name)
+    request = end_wire.EndTxnRequest(
+        name, who.producer_id, who.epoch if epoch < 0 else epoch, commits
+    )
     return cluster.call(END, version, request)
 
 
@@ -365,6 +380,63 @@ def test_deleted_partition_has_nothing_to_end(cluster: Cluster) -> None:
     cluster.answer_partitions(NOT_APPENDED)
     cluster.advance(1)
     assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
+def names_beside(cluster: Cluster, count: int) -> list[str]:
+    """Return ids of the coordinator that has the id X."""
+    server = cluster.servers[1]
+    every = (f"{X}-{n}" for n in range(10 * count))
+    mine = (name for name in every if server.coordinator_group(name) == server.coordinator_group(X))
+    return list(itertools.islice(mine, count))
+
+
+def complete_one(cluster: Cluster) -> None:
+    """Commit a transaction on a partition that can be reached, which must be complete at once."""
+    add(cluster, 1)
+    end(cluster)
+    cluster.advance(20)
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
+def test_many_transactions_on_an_unreachable_partition_delay_no_other(cluster: Cluster) -> None:
+    """From the first attempt on.
+
+    When the partition is back, all of them are completed within a second.
+    """
+    cluster.unreachable.add(partition_groups(cluster)[0])
+    names = names_beside(cluster, 1_100)
+    for name in (X, *names):
+        init(cluster, name=name)
+    for name in names:
+        add(cluster, 0, name=name)
+        end(cluster, name=name)
+    for _ in range(5):
+        complete_one(cluster)
+        cluster.advance(1_500)
+    assert len(cluster.unsent) <= 1, "one at a time shows whether the partition is back"
+    assert {known(cluster, name).state for name in names} == {TransactionState.PREPARE_COMMIT}
+    cluster.reach_all()
+    cluster.advance(1_000)
+    assert {known(cluster, name).state for name in names} == {TransactionState.COMPLETE_COMMIT}
+    cluster.assert_replicas_equal()
+
+
+def test_many_unreachable_partitions_delay_no_other_after_one_attempt(cluster: Cluster) -> None:
+    cluster.create_topic("wide", partitions=1_200)
+    cluster.unreachable.update(cluster.servers[1].catalog.topics["wide"].partitions)
+    (name,) = names_beside(cluster, 1)
+    init(cluster)
+    init(cluster, name=name)
+    add(cluster, *range(1_200), topic="wide", name=name)
+    end(cluster, name=name)
+    for _ in range(8):
+        cluster.advance(3_500 + 10)
+        complete_one(cluster)
+    assert len(cluster.unsent) <= 500
+    cluster.reach_all()
+    cluster.advance(1_000)
+    assert known(cluster, name).state is TransactionState.COMPLETE_COMMIT
+    cluster.assert_replicas_equal()
 
 
 def test_partition_that_was_deleted_before_the_end_is_not_asked(cluster: Cluster) -> None:

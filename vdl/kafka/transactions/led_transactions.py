@@ -13,7 +13,6 @@ Rules:
   count towards timeouts: clients were not at fault.
 * A participant is a Raft group: a partition receives a marker, a coordinator of consumer groups the
   end of offsets. A deleted one has nothing to end.
-* At most `MARKERS_MAX` are in flight; the rest waits in order.
 
 Does not depend on requests, wire formats or other coordinator groups.
 """
@@ -21,7 +20,6 @@ Does not depend on requests, wire formats or other coordinator groups.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -31,23 +29,22 @@ from rpc.hello import VERSION_OF_DOWNGRADES
 from vdl.clock import MS, NEVER, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.room_shares import GroupShares, room_of_transactions
+from vdl.kafka.transactions.marker_delivery import (
+    Ending,
+    MarkerDelivery,
+    MarkerHost,
+    Transaction,
+    transaction_of,
+)
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
-from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
 from vdl.state.partition import EndTransactionMarker
 from vdl.state.partition import encode_command as encode_partition_command
 from vdl.state.transactions import TransactionalId, TransactionState
 
-MARKERS_MAX = 1_000
-"""Participants with a marker in flight."""
-
-MARKER_NS = 3_000 * MS
-"""Longest time of one attempt to send a participant its marker. Then the participant may turn out
-to be deleted."""
-
 RETRY_NS = 500 * MS
-"""Delay before a marker or command is sent again that was refused or not answered."""
+"""Delay before a command is sent again that was refused or not answered."""
 
 CHECK_NS = 500 * MS
 """Interval of checks for transactions that exceeded their timeout."""
@@ -64,12 +61,6 @@ COMPLETED_MAX = 1_000
 WAITERS_MAX = 10_000
 """Requests that wait for transactions to complete; further ones are answered at once."""
 
-Transaction = tuple[str, int, int]
-"""Transactional id, producer id, number."""
-
-_PASSED = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
-"""A participant that knows a newer epoch of the producer has ended everything before it."""
-
 
 class TransactionOptions(Protocol):
     """Settings used here (`vdl.kafka.context.KafkaOptions`)."""
@@ -84,41 +75,17 @@ class TransactionOptions(Protocol):
     def transactional_id_check_ms(self) -> int: ...
 
 
-class TransactionHost(Protocol):
+class TransactionHost(MarkerHost, Protocol):
     """The server, as far as transactions use it."""
 
-    @property
-    def catalog(self) -> Catalog: ...
     @property
     def coordinator_count(self) -> int: ...
     def coordinator_group(self, key: str) -> GroupId: ...
     def state_group(self, group_id: GroupId) -> StateGroup | None: ...
     def settled_ms(self) -> int: ...
-    def command_group(
-        self,
-        group_id: GroupId,
-        data: bytes,
-        *,
-        deadline_ns: int,
-        done: Callable[[Outcome], None],
-    ) -> None: ...
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None: ...
-
-
-class _Ending:
-    """A decided transaction whose participants are being sent their markers."""
-
-    __slots__ = ("commits", "epoch", "left", "transaction", "version")
-
-    def __init__(self, known: TransactionalId) -> None:
-        self.transaction = transaction_of(known)
-        self.epoch = known.epoch
-        self.commits = known.markers_commit
-        self.version = known.version
-        self.left = set(known.participants)
-        """Participants that have not acknowledged."""
 
 
 class LedTransactions:
@@ -151,10 +118,8 @@ class LedTransactions:
         self._stalled_ns = 0
         """Total time of stalls, which does not count towards timeouts."""
         self._checked_ns = 0
-        self._endings: dict[Transaction, _Ending] = {}
-        self._to_tell: deque[tuple[_Ending, GroupId]] = deque()
-        self._told = 0
-        """Markers in flight."""
+        self._endings: dict[Transaction, Ending] = {}
+        self._markers = MarkerDelivery(clock, host, self._marker, self._ended_at)
         self._completed: list[Transaction] = []
         self._is_flushing = False
         self._waiters: dict[str, list[_Waiter]] = {}
@@ -174,6 +139,7 @@ class LedTransactions:
     def close(self) -> None:
         """Stop because this server no longer leads: the new leader continues."""
         self._is_closed = True
+        self._markers.close()
         for timer in (self._check_timer, self._expiry_timer):
             if timer is not None:
                 timer.cancel()
@@ -219,9 +185,8 @@ class LedTransactions:
             return
         self._open.discard(known.transactional_id)
         if known.state.is_prepared and transaction_of(known) not in self._endings:
-            ending = self._endings[transaction_of(known)] = _Ending(known)
-            self._to_tell.extend((ending, participant) for participant in sorted(ending.left))
-            self._tell()
+            ending = self._endings[transaction_of(known)] = Ending(known)
+            self._markers.send(ending, sorted(ending.left))
 
     def when_complete(self, name: str, *, deadline_ns: int, done: Callable[[], None]) -> bool:
         """Call `done` once, when the decided transaction is complete or the deadline has passed.
@@ -245,21 +210,7 @@ class LedTransactions:
         waiter.end()
 
     # --- markers -------------------------------------------------------------------------
-    def _tell(self) -> None:
-        while self._to_tell and self._told < MARKERS_MAX and not self._is_closed:
-            ending, participant = self._to_tell.popleft()
-            if self._host.catalog.has_deleted(participant):
-                self._ended_at(participant, ending)
-                continue
-            self._told += 1
-            self._host.command_group(
-                participant,
-                self._marker(ending, participant),
-                deadline_ns=self._clock.now_ns() + MARKER_NS,
-                done=partial(self._answered, ending, participant),
-            )
-
-    def _marker(self, ending: _Ending, participant: GroupId) -> bytes:
+    def _marker(self, ending: Ending, participant: GroupId) -> bytes:
         _, producer_id, number = ending.transaction
         if participant <= self._host.coordinator_count:
             return commands.encode_command(
@@ -276,29 +227,12 @@ class LedTransactions:
             )
         )
 
-    def _answered(self, ending: _Ending, participant: GroupId, outcome: Outcome) -> None:
-        self._told -= 1
-        if self._is_closed:
-            return
-        passed = outcome.kind is OutcomeKind.APPLIED and outcome.result.error in _PASSED
-        if passed or self._host.catalog.has_deleted(participant):
-            self._ended_at(participant, ending)
-        else:
-            self._clock.call_later(RETRY_NS, partial(self._tell_again, ending, participant))
-        if self._to_tell:
-            self._clock.call_soon(self._tell)
-
-    def _ended_at(self, participant: GroupId, ending: _Ending) -> None:
+    def _ended_at(self, ending: Ending, participant: GroupId) -> None:
         """Note that a participant has nothing left to end."""
         ending.left.discard(participant)
         if not ending.left:
             self._completed.append(ending.transaction)
             self._flush_soon()
-
-    def _tell_again(self, ending: _Ending, participant: GroupId) -> None:
-        if not self._is_closed:
-            self._to_tell.append((ending, participant))
-            self._tell()
 
     # --- completing ----------------------------------------------------------------------
     def _flush_soon(self) -> None:
@@ -428,11 +362,6 @@ class _Waiter:
             self.timer.cancel()
             self.timer = None
             self._done()
-
-
-def transaction_of(known: TransactionalId) -> Transaction:
-    """Return the key of the id's present transaction, or of its last one."""
-    return known.transactional_id, known.producer_id, known.number
 
 
 def _ignore(_: Outcome) -> None:
