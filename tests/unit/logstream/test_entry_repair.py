@@ -64,9 +64,12 @@ class Replica:
     group_id: int = GROUP
     owner: Any = None
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
-    listed: Sequence[int] = ()
     is_whole: bool = True
     dirty: bool = False
+
+    @property
+    def holders(self) -> set[int]:
+        return set(self.members)
 
     def retry_apply(self, _outbox: Any) -> None:
         """Do nothing: no entries wait to be applied."""

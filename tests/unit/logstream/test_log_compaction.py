@@ -13,10 +13,14 @@ from rpc.peer import FrameType
 from segments.api import SegmentSpan
 from segments.memory import MemoryStore
 from vdl.clock import MS
+from vdl.errors import ErrorCode
 from vdl.logstream.cleanup.compaction import LogCompaction
 from vdl.logstream.group.compaction import PARTS, CompactedMarks, CompactionPolicy, compaction_end
+from vdl.logstream.group.replica_ids import replica_id_of
+from vdl.logstream.membership.reassignment import Reassignment
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
 from vdl.records.compression import Compression
+from vdl.state.commands import AlterReassignments, Reassign
 
 ALWAYS = CompactionPolicy(delete_retention_ms=0, dirty_ratio=0.0)
 FOREVER_KEPT = CompactionPolicy(delete_retention_ms=1 << 60, dirty_ratio=0.0)
@@ -147,7 +151,8 @@ class Topic:
         return [node for node in self.cluster.nodes.values() if not node.clock.stopped]
 
     def streams(self) -> list[Any]:
-        return [node.host.stream(self.group_id) for node in self.live()]
+        found = [node.host.stream(self.group_id) for node in self.live()]
+        return [stream for stream in found if stream is not None]
 
     def digests(self) -> list[Any]:
         """Return the state and every entry of each replica, which must be equal."""
@@ -241,6 +246,49 @@ def test_marker_stays_while_a_replica_is_away_and_goes_afterwards(
         topic.write(10)
         topic.settle()
     assert cluster.leader(topic.group_id).group.log.compaction.markers_upto > stuck
+    topic.check()
+
+
+def test_replica_that_left_and_comes_back_never_serves_what_was_deleted(
+    make_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server keeps the log until the catalog knows that the move is finished.
+
+    A move back adds the same replica again. Here the report of the move is late, and the replica's
+    log ends with a record that was deleted while it was away.
+    """
+    cluster = make_cluster((1, 2, 3, 4), compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    away = cluster.nodes[3]
+    while topic.newest.get(b"k5") is None:
+        topic.write(1, keys=6)
+    cluster.run(500)
+    away.crash()
+    cluster.run(3_000)
+    while topic.newest[b"k5"] is not None:
+        topic.write(1, keys=6)
+    topic.write(30, keys=5)
+
+    def move(*servers: int) -> None:
+        change = Reassign("events", 0, list(servers))
+        assert cluster.propose(AlterReassignments([change])).errors[0][0] is ErrorCode.NONE
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reassignment, "finish", lambda _: None)
+        move(1, 2, 4)
+        topic.settle()
+        assert {r >> 16 for r in cluster.leader(topic.group_id).group.members} == {1, 2, 4}
+        for _ in range(3):
+            topic.write(10, keys=5)
+            topic.settle(5_000)
+        move(3, 1, 2)
+    away.start()
+    topic.tune(away, ALWAYS)
+    cluster.run(10_000)
+    stream = cluster.leader(topic.group_id)
+    assert stream.group.replica_id == replica_id_of(3, 1)
+    assert b"k5" not in topic.read(stream)
+    topic.settle()
     topic.check()
 
 

@@ -341,15 +341,16 @@ class LogCompaction:
     def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> Index:
         """Return the index up to which deletion markers may be removed.
 
-        They are old enough, and every replica has removed the records they delete.
+        They are old enough, and every replica has removed the records they delete, also one that
+        is leaving: it may come back.
         """
         replica, group = self._replica(stream), stream.group
         now_ns = self._state.clock.now_ns()
         upto = replica.marks.markers_upto(policy.delete_retention_ms, now_ns)
         upto = min(upto, _compacted(stream))
-        for member in group.members:
-            if member != group.replica_id:
-                upto = min(upto, replica.reported.get(member, NO_INDEX))
+        for holder in group.holders:
+            if holder != group.replica_id:
+                upto = min(upto, replica.reported.get(holder, NO_INDEX))
         return upto
 
     def _schedule_round(self) -> None:

@@ -328,6 +328,15 @@ class Group:
         return self.placement + self.leaving if self.leaving else self.placement
 
     @property
+    def holders(self) -> set[NodeId]:
+        """Replicas that may have a log of the group.
+
+        Its members, and those that their servers have to keep: a move back adds a leaving replica
+        again, with its log. An outdated state may list outdated members.
+        """
+        return {*self.members, *self.listed}
+
+    @property
     def is_settled(self) -> bool:
         """True if the members are those in the catalog, and the catalog knows.
 

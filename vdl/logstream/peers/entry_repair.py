@@ -127,9 +127,7 @@ class EntryRepair:
         for group in damaged:
             ranges = group.log.damaged
             self._note_damaged(group, ranges[0])
-            # An outdated state may list outdated members.
-            replicas = {*group.members, *group.listed}
-            others = {server_of(replica) for replica in replicas} - {self._state.server_id}
+            others = {server_of(replica) for replica in group.holders} - {self._state.server_id}
             if peers := sorted(others & self._state.alive.keys()):
                 reachable.append((group, ranges, peers))
             elif not others:
