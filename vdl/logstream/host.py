@@ -115,7 +115,7 @@ class Host:
         self._changes = Changes(state)
         self._forwarding = Forwarding(state, self.liveness)
         self.commands = GroupCommands(state, self.liveness)
-        self._follower_reads = FollowerReads(state, self.liveness)
+        self._follower_reads = FollowerReads(state, self.liveness, self._status)
         self._repair = EntryRepair(state, self._status)
         self._dissent = Dissent(state)
         last_resort = LastResort(state, self._status, self._proofs)

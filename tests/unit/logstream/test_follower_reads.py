@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.logstream.conftest import SERVERS, Cluster
+from tests.unit.logstream.damage import Damage
 from vdl.logstream.group.replica_ids import replica_id_of, server_of
 from vdl.state.commands import RegisterServer
 
@@ -80,6 +81,26 @@ def test_replica_that_lacks_what_is_asked_for_is_not_named(racked: tuple[Any, in
     group.node.raft.progress[behind].match -= 1  # as before it acknowledged the last record
     assert chosen(cluster, group_id, "b", offset=3) == 2
     assert chosen(cluster, group_id, "b", offset=4) == -1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_replica_with_damage_is_not_named_until_it_is_repaired(
+    racked: tuple[Any, int, int], monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """It would refuse, and the leader would name it again: no server would serve the consumer."""
+    cluster, group_id, _ = racked
+    cluster.nodes[3].crash()
+    damage = Damage(monkeypatch)
+    damage.log = cluster.nodes[2].host.groups[group_id].log
+    damage.replica = group_id, replica_id_of(2, 1)
+    damage.damaged, damage.is_whole = ((1, 2),), is_whole
+    cluster.run(2_500)
+    assert 2 in cluster.nodes[1].host.in_sync_of(group_id)
+    assert chosen(cluster, group_id, "b") == -1
+    damage.damaged, damage.is_whole = (), True
+    cluster.run(2_500)
+    assert chosen(cluster, group_id, "b") == 2
+    assert 2 in may_serve(cluster, group_id)
 
 
 def test_follower_that_hears_no_leader_serves_nobody(racked: tuple[Any, int, int]) -> None:

@@ -9,8 +9,9 @@ import pytest
 from raft.messages import MsgHeartbeat, MsgSnap
 from rpc.commands import SentCommand, encode_command
 from rpc.peer import FrameType
-from segments.memory import MemoryLog, MemoryStore
+from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster
+from tests.unit.logstream.damage import Damage
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
@@ -19,7 +20,6 @@ from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.group.state_group import COMMAND_BYTES_MAX, Outcome, OutcomeKind
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.state.commands import (
     AllocateProducerIds,
     CompleteJoin,
@@ -294,28 +294,6 @@ def test_leader_whose_flush_hangs_leads_elsewhere_until_it_goes_on(
         work[0] += 1
         cluster.run(100)
     assert cluster.leader(group_id).leader_server == first
-
-
-class Damage:
-    """Makes one replica appear damaged, without repair."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: Any = None
-        self.replica = 0, 0
-        self.damaged: tuple[tuple[int, int], ...] = ()
-        self.is_whole = True
-        whole, damaged = Group.is_whole, MemoryLog.damaged
-
-        def is_whole(group: Group) -> Any:
-            is_it = (group.group_id, group.replica_id) == self.replica
-            return self.is_whole if is_it else whole.__get__(group)
-
-        def log_damaged(log: MemoryLog) -> Any:
-            return self.damaged if log is self.log else damaged.__get__(log)
-
-        monkeypatch.setattr(Group, "is_whole", property(is_whole))
-        monkeypatch.setattr(MemoryLog, "damaged", property(log_damaged))
-        monkeypatch.setattr(EntryRepair, "_request", lambda *_: None)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

@@ -2,10 +2,12 @@
 
 A consumer that names its rack may read from a replica there instead of the leader. The leader
 chooses: of the replicas in that rack that are in sync, by its own progress, and hold the requested
-offset, the one that holds most. A follower serves records that it knows to be committed while the
-leader, as heard of within an election timeout, lists it as in sync. It learns commit indexes up to
-50 ms late (`commit_propagation.py`). In case of doubt the consumer returns to the leader, which
-decides.
+offset, the one that holds most. A replica with damaged entries is not chosen until they are
+repaired: its consumers would return to the leader again and again.
+
+A follower serves records that it knows to be committed while the leader, as heard of within an
+election timeout, lists it as in sync. It learns commit indexes up to 50 ms late
+(`commit_propagation.py`). In case of doubt the consumer returns to the leader, which decides.
 
 Does not depend on requests, sessions or readers.
 """
@@ -19,17 +21,19 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.replica_ids import server_of
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
 
 class FollowerReads:
     """Follower reads on one server."""
 
-    __slots__ = ("_liveness", "_state", "_within_ns")
+    __slots__ = ("_liveness", "_state", "_status", "_within_ns")
 
-    def __init__(self, state: HostState, liveness: Liveness) -> None:
+    def __init__(self, state: HostState, liveness: Liveness, status: ServerStatus) -> None:
         self._state = state
         self._liveness = liveness
+        self._status = status
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def may_serve(self, group_id: GroupId) -> bool:
@@ -66,6 +70,8 @@ class FollowerReads:
             server = server_of(replica)
             info = servers.get(server)
             if info is None or info.rack != rack or server not in state.alive:
+                continue
+            if self._status.has_damage(server, group_id):
                 continue
             if replica in in_sync.replicas and _holds(group, replica, offset):
                 progress = group.node.progress(replica)
