@@ -42,7 +42,7 @@ from raft.messages import (
     MsgTransferLeader,
 )
 from raft.progress import PROBE, REPLICATE, SNAPSHOT, Progress
-from raft.quorum import VoteResult, joint_vote, majority_index
+from raft.quorum import VoteResult, joint_index, joint_vote, majority_index
 from raft.state import LEADER, Raft
 from raft.types import (
     CONF_CHANGE_KINDS,
@@ -499,9 +499,11 @@ def _go_back(raft: Raft, node: NodeId, progress: Progress, msg: MsgAppResp) -> N
 
 def _maybe_commit(raft: Raft) -> bool:
     """Commit what a quorum has durably, of this term only (§5.4.2). Return True if it moved."""
-    index = majority_index([*map(_match, raft.incoming_progress)])
+    matched = [*map(_match, raft.incoming_progress)]
     if raft.outgoing_progress:
-        index = min(index, majority_index([*map(_match, raft.outgoing_progress)]))
+        index = joint_index(matched, [*map(_match, raft.outgoing_progress)])
+    else:
+        index = majority_index(matched)
     log = raft.log
     if index <= log.committed or index < raft.term_start:
         return False
