@@ -163,11 +163,6 @@ def progress(p: Progress) -> str:
     return text
 
 
-def progress_map(members: Mapping[NodeId, Progress]) -> str:
-    """Format the progress of all members, one per line."""
-    return "".join(f"{node}: {progress(p)}\n" for node, p in sorted(members.items()))
-
-
 def message(m: Message, formatter: Formatter = quoted, indent: str = "") -> str:
     """Format a message as `1->2 MsgApp Term:1 Log:1/11 Commit:11 Entries:[1/12 …]`."""
     log_term, index = _log_position(m)

@@ -11,7 +11,7 @@ them from the expected output, and nothing here prints any.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -24,6 +24,7 @@ from raft.errors import RaftError
 from raft.memory import MemoryStorage
 from raft.messages import Message, MsgSnap, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
+from raft.progress import Progress
 from raft.types import (
     LOCAL_APPEND_THREAD,
     LOCAL_APPLY_THREAD,
@@ -63,6 +64,11 @@ _LOCAL = (LOCAL_APPEND_THREAD, LOCAL_APPLY_THREAD)
 def without_log_lines(lines: list[str]) -> list[str]:
     """Drop log lines; an empty result reads `ok`."""
     return [line for line in lines if not _LOG_LINE.match(line)] or ["ok"]
+
+
+def progress_of_all(members: Mapping[NodeId, Progress]) -> str:
+    """Format the progress of all members, one per line."""
+    return "".join(f"{node}: {describe.progress(p)}\n" for node, p in sorted(members.items()))
 
 
 def parse_changes(text: str) -> tuple[ConfChangeSingle, ...]:
@@ -255,7 +261,7 @@ class Cluster:
 
     def status(self, block: Block) -> None:
         """Show a leader's view of its members."""
-        self._print(describe.progress_map(self._node(block).status().progress))
+        self._print(progress_of_all(self._node(block).status().progress))
 
     def deliver_msgs(self, block: Block) -> None:
         """Deliver, or drop, the messages to some nodes."""

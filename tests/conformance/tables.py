@@ -10,7 +10,7 @@ from raft.errors import InvalidConfChange
 from raft.membership import Membership, enter_joint, leave_joint, simple
 from raft.progress import Inflights, Progress, track
 from raft.quorum import EVERYTHING, joint_index, joint_vote, majority_index, majority_vote
-from tests.conformance.interaction import parse_changes
+from tests.conformance.interaction import parse_changes, progress_of_all
 from tests.conformance.script import Block
 
 
@@ -74,7 +74,7 @@ class Changer:
         self._progress = track(
             self._progress, after, last_index=last_index, new_inflights=lambda: Inflights(10)
         )
-        text = describe.membership(after) + "\n" + describe.progress_map(self._progress)
+        text = describe.membership(after) + "\n" + progress_of_all(self._progress)
         return text.splitlines()
 
     def _changed(self, block: Block) -> Membership:
