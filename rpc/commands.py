@@ -1,15 +1,15 @@
 """Commands for the leader of a group, and their outcomes.
 
 PROPOSE requests that the catalog's leader append a command. The proposer identifies its request by
-an id of its own and receives one of two answers in PROPOSED: *accepted*, with the index and term of
-its entry (which does not imply commit), or a definite refusal: the command is in no log. If the
-link ends before the answer, the outcome is unknown.
+an id of its own and receives one of two answers in PROPOSED: *accepted*, which does not imply
+commit, or a definite refusal: the command is in no log. If the link ends before the answer, the
+outcome is unknown.
 
 COMMAND is for the leader of any group, and is answered by COMMAND_DONE when the command is applied
 there. Its sender sends it again until it is answered, so it may be applied more than once.
 
 PROPOSE and COMMAND, little-endian: request_id u64, group u64, timeout_ms u32, then the command.
-PROPOSED: request_id u64, outcome u8, index u64, term u64, leader u64.
+PROPOSED: request_id u64, outcome u8, 24 bytes without a meaning.
 COMMAND_DONE: request_id u64, fate u8, code i16, then the machine's answer. Code and answer have a
 meaning with APPLIED only. COMMANDS and COMMANDS_DONE, all of a turn: payloads of these, each behind
 its length u32.
@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
-from ids import NO_INDEX, NO_TERM, GroupId, Index, Term
+from ids import GroupId
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 _LENGTH = Struct("<I")
 _COMMAND = Struct("<QQI")
-_PROPOSED = Struct("<QBQQQ")
+_PROPOSED = Struct("<QB24x")
 _DONE = Struct("<QBh")
 
 
@@ -71,16 +71,10 @@ class SentCommand:
 
 @dataclass(slots=True)
 class Proposed:
-    """Answer to PROPOSE. `index`, `term`: position of the appended entry.
-
-    `leader`, only with NOT_LEADER: the leading replica, 0 if unknown.
-    """
+    """Answer to PROPOSE."""
 
     request_id: int
     outcome: ProposeOutcome
-    index: Index = NO_INDEX
-    term: Term = NO_TERM
-    leader: int = 0
 
 
 @dataclass(slots=True)
@@ -108,22 +102,18 @@ def decode_command(payload: memoryview) -> SentCommand:
 
 def encode_proposed(proposed: Proposed) -> list[Buffer]:
     """Encode the payload of a PROPOSED frame."""
-    return [
-        _PROPOSED.pack(
-            proposed.request_id, proposed.outcome, proposed.index, proposed.term, proposed.leader
-        )
-    ]
+    return [_PROPOSED.pack(proposed.request_id, proposed.outcome)]
 
 
 def decode_proposed(payload: memoryview) -> Proposed:
     """Decode a PROPOSED payload. Raises MalformedFrame."""
     if len(payload) != _PROPOSED.size:
         raise MalformedFrame("proposed", len(payload))
-    request_id, code, index, term, leader = _PROPOSED.unpack_from(payload)
+    request_id, code = _PROPOSED.unpack_from(payload)
     outcome = _OUTCOME_BY_CODE.get(code)
     if outcome is None:
         raise MalformedFrame(f"proposed outcome {code}", 8)
-    return Proposed(request_id, outcome, index, term, leader)
+    return Proposed(request_id, outcome)
 
 
 def encode_done(done: CommandDone) -> list[Buffer]:
