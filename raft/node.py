@@ -327,12 +327,6 @@ class RawNode(ReadyMaker):
         elif raft.state is FOLLOWER:
             follower.pass_transfer_on(raft, transferee)
 
-    def step_down(self) -> None:
-        """Step down at once, without a successor. No effect unless leader."""
-        raft = self.raft
-        if raft.state is LEADER:
-            follower.become_follower(raft, raft.term, NONE)
-
     def forget_leader(self) -> None:
         """Forget the leader, or the candidate voted for, so that other candidates are heard.
 

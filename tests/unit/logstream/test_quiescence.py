@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from raft.follower import become_follower
 from raft.node import RawNode
-from raft.types import StateType
+from raft.types import NONE, StateType
 from vdl.clock import MS
 from vdl.logstream.elections.quiescence import Quiescence
 from vdl.logstream.options import TICK_NS
@@ -180,7 +181,7 @@ def test_followers_at_rest_of_a_leader_that_resigned_do_not_all_stand_at_once(
     host = cluster.nodes[1].host
     for group_id in groups:
         group = host.groups[group_id]
-        group.node.step_down()
+        become_follower(group.node.raft, group.node.term, NONE)
         host.mark_dirty(group)
     terms = {cluster.nodes[2].host.groups[group_id].node.term for group_id in groups}
     cluster.run(3_000)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from raft.errors import InvalidConfig
+from raft.follower import become_follower
 from raft.messages import MsgApp, MsgAppResp, MsgHeartbeat
 from raft.node import NEVER_DUE
-from raft.types import Entry, StateType
+from raft.types import NONE, Entry, StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
 QUIET: dict[str, Any] = {"quiet_heartbeats": True, "check_quorum": True, "pre_vote": True}
@@ -462,7 +463,7 @@ def test_refusal_of_a_leaders_older_term_is_no_answer_to_its_probe() -> None:
     network.collect(1)
     [entries] = [m for m in network.messages if isinstance(m, MsgApp) and m.to == 2]
     network.messages.clear()
-    leader.step_down()
+    become_follower(leader.raft, leader.term, NONE)
     for number in (2, 3):
         network.node(number).forget_leader()
     network.cut = lambda message: isinstance(message, MsgApp) and message.to == 2

@@ -7,7 +7,7 @@ import pytest
 from ids import NodeId
 from raft.errors import DropReason, InvalidConfig, ProposalDropped
 from raft.membership import encode_conf_change
-from raft.messages import MsgHeartbeat, MsgTimeoutNow, MsgTransferLeader, MsgVoteResp
+from raft.messages import MsgTimeoutNow, MsgTransferLeader, MsgVoteResp
 from raft.reads import WAITING_MAX, PendingReads
 from raft.types import (
     ConfChange,
@@ -312,15 +312,3 @@ def test_removal_of_the_transferee_ends_the_transfer() -> None:
     leader.transfer_leader(3)
     network.settle()
     assert leader.transferring == 0
-
-
-def test_leader_that_is_told_to_steps_down() -> None:
-    """A host whose disk lags steps down at once."""
-    network = Network()
-    leader = network.elect(1)
-    leader.step_down()
-    assert not leader.is_leader
-    assert leader.lead == 0
-    assert leader.term == 1
-    network.tick(1)
-    assert not any(isinstance(m, MsgHeartbeat) for m in network.hosts[1].take_ready())

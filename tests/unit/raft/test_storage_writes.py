@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raft import describe
+from raft.follower import become_follower
 from raft.messages import (
     MsgApp,
     MsgAppResp,
@@ -18,7 +19,7 @@ from raft.messages import (
     MsgVote,
     MsgVoteResp,
 )
-from raft.types import ENTRY_OVERHEAD_BYTES, Entry, StateType
+from raft.types import ENTRY_OVERHEAD_BYTES, NONE, Entry, StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
 
 
@@ -180,7 +181,7 @@ def test_late_votes_do_not_make_anybody_lead_who_has_restarted_or_follows() -> N
     assert (network.node(1).vote, network.node(1).state) == (1, StateType.FOLLOWER)
     network = _asked_for_votes(slow=(2, 3))
     network.step(MsgVoteResp(1, 2, 1))
-    network.node(1).step_down()
+    become_follower(network.node(1).raft, 1, NONE)
     network.step(MsgVoteResp(1, 3, 1))
     assert network.node(1).state is StateType.FOLLOWER
 
