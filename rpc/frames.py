@@ -7,7 +7,7 @@ are views into the frame.
 
     count u32, meta_bytes u32
     meta:     message, message, ...      each: kind u8, group, to, from, term, then its own fields;
-                                         MsgApp and MsgProp are followed by their entry heads
+                                         MsgApp is followed by its entry heads
     payloads: payload, payload, ...      of entries and snapshots, in order, without padding
 
 Entry head, 41 bytes: term u64, index u64, kind u8, base_offset u64, records u32, timestamp i64,
@@ -36,12 +36,10 @@ from raft.messages import (
     MsgHeartbeatResp,
     MsgPreVote,
     MsgPreVoteResp,
-    MsgProp,
     MsgReadIndex,
     MsgReadIndexResp,
     MsgSnap,
     MsgTimeoutNow,
-    MsgTransferLeader,
     MsgVote,
     MsgVoteResp,
     PeerMessage,
@@ -81,7 +79,6 @@ _COMMIT = Struct("<BQQQQ Q")
 _CONTEXT = Struct("<BQQQQ H")  # context length
 _READ_INDEX_RESP = Struct("<BQQQQ QH")  # index, context length
 _BARE = Struct("<BQQQQ")
-_PROP = Struct("<BQQQQ I")  # entries
 # index, term, next_offset, auto_leave, four member counts, data length
 _SNAP = Struct("<BQQQQ QQQ?HHHHI")
 
@@ -95,8 +92,7 @@ _KIND_HEARTBEAT: Final = 7
 _KIND_HEARTBEAT_RESP: Final = 8
 _KIND_SNAP: Final = 9
 _KIND_TIMEOUT_NOW: Final = 10
-_KIND_TRANSFER_LEADER: Final = 11
-_KIND_PROP: Final = 12
+# 11 and 12 are taken: requests forwarded to leaders had them, which no server ever sent.
 _KIND_READ_INDEX: Final = 13
 _KIND_READ_INDEX_RESP: Final = 14
 _KIND_COMMIT: Final = 15
@@ -266,22 +262,11 @@ def _encode_read_index_resp(
     return 0
 
 
-def _encode_bare(
-    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgTimeoutNow | MsgTransferLeader
+def _encode_timeout_now(
+    meta: list[Buffer], _: list[Buffer], group: GroupId, message: MsgTimeoutNow
 ) -> int:
-    kind = _KIND_TIMEOUT_NOW if type(message) is MsgTimeoutNow else _KIND_TRANSFER_LEADER
-    meta.append(_BARE.pack(kind, group, message.to, message.from_, message.term))
+    meta.append(_BARE.pack(_KIND_TIMEOUT_NOW, group, message.to, message.from_, message.term))
     return 0
-
-
-def _encode_prop(
-    meta: list[Buffer], payloads: list[Buffer], group: GroupId, message: MsgProp
-) -> int:
-    entries = message.entries
-    meta.append(
-        _PROP.pack(_KIND_PROP, group, message.to, message.from_, message.term, len(entries))
-    )
-    return _encode_entries(meta, payloads, entries)
 
 
 def _encode_snap(
@@ -324,9 +309,7 @@ _ENCODERS: dict[type, Callable[[list[Buffer], list[Buffer], GroupId, Any], int]]
     MsgHeartbeatResp: _encode_context,
     MsgCommit: _encode_commit,
     MsgSnap: _encode_snap,
-    MsgTimeoutNow: _encode_bare,
-    MsgTransferLeader: _encode_bare,
-    MsgProp: _encode_prop,
+    MsgTimeoutNow: _encode_timeout_now,
     MsgReadIndex: _encode_context,
     MsgReadIndexResp: _encode_read_index_resp,
 }
@@ -463,12 +446,6 @@ def _decode_read_index_resp(decoder: _Decoder) -> GroupMessage:
     return group, MsgReadIndexResp(to, from_, term, index, decoder.context(length))
 
 
-def _decode_prop(decoder: _Decoder) -> GroupMessage:
-    _, group, to, from_, term, count = _PROP.unpack_from(decoder.meta, decoder.at)
-    decoder.at += _PROP.size
-    return group, MsgProp(to, from_, term, decoder.entries(count))
-
-
 def _decode_snap(decoder: _Decoder) -> GroupMessage:
     (
         _, group, to, from_, term, index, snapshot_term, next_offset, auto_leave,
@@ -500,7 +477,6 @@ _FIXED: dict[int, tuple[Struct, Callable[..., PeerMessage]]] = {
     _KIND_PRE_VOTE: (_VOTE, MsgPreVote),
     _KIND_PRE_VOTE_RESP: (_VOTE_RESP, MsgPreVoteResp),
     _KIND_TIMEOUT_NOW: (_BARE, MsgTimeoutNow),
-    _KIND_TRANSFER_LEADER: (_BARE, MsgTransferLeader),
     _KIND_COMMIT: (_COMMIT, MsgCommit),
 }
 
@@ -509,7 +485,6 @@ _DECODERS: dict[int, Callable[[_Decoder], GroupMessage]] = {
     _KIND_HEARTBEAT: _decode_heartbeat,
     _KIND_HEARTBEAT_RESP: _decode_heartbeat_resp,
     _KIND_SNAP: _decode_snap,
-    _KIND_PROP: _decode_prop,
     _KIND_READ_INDEX: _decode_read_index,
     _KIND_READ_INDEX_RESP: _decode_read_index_resp,
 }

@@ -44,12 +44,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from raft.messages import MsgApp, MsgHeartbeat, MsgProp, MsgSnap, MsgTransferLeader, PeerMessage
+from raft.messages import MsgApp, MsgHeartbeat, MsgSnap, PeerMessage
 from rpc.frames import FRAME_PAYLOAD_BYTES_TARGET, EncodedFrame, GroupMessage, encode_frames
 
-_BULK: Final[frozenset[type[PeerMessage]]] = frozenset(
-    (MsgApp, MsgSnap, MsgProp, MsgTransferLeader)
-)
+_BULK: Final[frozenset[type[PeerMessage]]] = frozenset((MsgApp, MsgSnap))
 
 _FRAMES_OF_PIECE: Final = 4
 """Part of a piece at which a frame that is to pass a large one ends. The last message may be nearly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -88,8 +89,6 @@ messages = st.one_of(
     of(MsgCommit, u64),
     of(MsgSnap, snapshots),
     of(MsgTimeoutNow),
-    of(MsgTransferLeader),
-    of(MsgProp, st.lists(entries, max_size=4)),
     of(MsgReadIndex, contexts),
     of(MsgReadIndexResp, u64, contexts),
 )
@@ -116,8 +115,6 @@ def sample() -> list[GroupMessage]:
         MsgHeartbeatResp(1, 2, 3, b"context"),
         MsgSnap(1, 2, 3, snapshot),
         MsgTimeoutNow(1, 2, 3),
-        MsgTransferLeader(1, 2, 3),
-        MsgProp(1, 2, 0, [entry]),
         MsgReadIndex(1, 2, 0, b"context"),
         MsgReadIndexResp(1, 2, 3, 6, b"context"),
         MsgCommit(1, 2, 3, 6),
@@ -133,8 +130,9 @@ def test_frames_any_messages_come_back_equal(batch: list[GroupMessage]) -> None:
 
 
 def test_frames_every_kind_that_travels_is_covered() -> None:
-    """The sample has each member of PeerMessage once."""
-    assert {type(message) for _, message in sample()} == set(PeerMessage.__args__)
+    """The sample has each member of PeerMessage once, without requests forwarded to leaders."""
+    forwarded = {MsgProp, MsgTransferLeader}
+    assert {type(message) for _, message in sample()} == set(PeerMessage.__args__) - forwarded
     assert decode_messages(joined(sample())) == sample()
 
 
@@ -152,10 +150,23 @@ def test_frames_payloads_are_not_copied() -> None:
     assert payload.obj is frame.obj
 
 
-def test_frames_local_storage_messages_do_not_travel() -> None:
-    """Messages between a node and its disk are not encodable."""
-    with pytest.raises(ValueError, match="MsgStorageApply"):
-        encode_messages([(1, MsgStorageApply(1, 2, 3, [], []))])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    "message",
+    [MsgStorageApply(1, 2, 3, [], []), MsgProp(1, 2, 0, []), MsgTransferLeader(1, 2, 3)],
+    ids=["storage", "proposal", "transfer"],
+)
+def test_frames_what_no_server_sends_does_not_travel(message: Any) -> None:
+    """Messages between a node and its disk, and requests forwarded to a leader."""
+    with pytest.raises(ValueError, match=type(message).__name__):
+        encode_messages([(1, message)])
+
+
+@pytest.mark.parametrize("kind", [0, 11, 12, 16])
+def test_frames_unknown_kind_is_malformed(kind: int) -> None:
+    frame = bytearray(joined([(1, MsgTimeoutNow(1, 2, 3))]))
+    frame[8] = kind
+    with pytest.raises(MalformedFrame):
+        decode_messages(memoryview(frame))
 
 
 @pytest.mark.parametrize("kind", [MsgReadIndex, MsgHeartbeatResp])
@@ -200,7 +211,7 @@ def test_frames_any_damage_raises_only_malformed() -> None:
 
 def test_frames_huge_counts_allocate_nothing() -> None:
     """A count of four billion entries in a short frame is refused at the first missing one."""
-    frame = bytearray(joined([(1, MsgProp(1, 2, 0, []))]))
+    frame = bytearray(joined([(1, MsgApp(1, 2, 3, 2, 6, [], 6))]))
     frame[-4:] = b"\xff\xff\xff\xff"
     with pytest.raises(MalformedFrame):
         decode_messages(memoryview(frame))

@@ -13,9 +13,7 @@ from raft.messages import (
     MsgApp,
     MsgAppResp,
     MsgHeartbeat,
-    MsgProp,
     MsgSnap,
-    MsgTransferLeader,
     MsgVote,
     PeerMessage,
 )
@@ -113,7 +111,7 @@ def test_bulk_leaves_room_for_what_is_urgent() -> None:
 
 def test_every_message_has_a_lane_and_those_with_order_are_bulk() -> None:
     """Bulk: entries, snapshots, and the heartbeat that checks for their arrival."""
-    bulk = {MsgApp, MsgSnap, MsgProp, MsgTransferLeader}
+    bulk = {MsgApp, MsgSnap}
     for kind in get_args(PeerMessage):
         if kind is not MsgHeartbeat:
             message = kind(*(0 for _ in signature(kind).parameters))
