@@ -946,7 +946,7 @@ class Links:
 
     def _until_sweep(self, now_ns: int) -> int:
         """Return the time to the next sweep: at multiples of its interval, as other timers do."""
-        interval_ns = self._options.heartbeat_ms * _MS
+        interval_ns = self.options.heartbeat_ms * _MS
         return interval_ns - now_ns % interval_ns
 
     def _check_liveness(self, link: _Connection, now_ns: int, stood_still_ns: int) -> None:

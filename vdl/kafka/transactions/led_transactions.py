@@ -27,7 +27,6 @@ from typing import Any, Protocol
 from ids import GroupId
 from rpc.hello import VERSION_OF_DOWNGRADES
 from vdl.clock import MS, NEVER, Clock, Timer
-from vdl.errors import ErrorCode
 from vdl.kafka.room_shares import GroupShares, room_of_transactions
 from vdl.kafka.transactions.marker_delivery import (
     Ending,

@@ -217,7 +217,8 @@ class Transfers:
                 reason=reason,
             )
             group.catch_up(self._state.loop_time.tick())
-            group.node.transfer_leader(transferee)
+            if group.node.is_leader:  # it may have stepped down as its time was made up
+                group.node.transfer_leader(transferee)
             self._state.outbox.mark_dirty(group)
 
 
