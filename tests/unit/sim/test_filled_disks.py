@@ -38,4 +38,4 @@ def test_leader_that_takes_what_others_have_no_room_for_is_told(
 def test_deletion_that_waits_behind_records_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = lambda *_: NO_INDEX  # noqa: E731 - whatever waits
     monkeypatch.setattr(Inbox, "_needed_in", nothing)
-    assert violations() == ["deletion-waits"]
+    assert violations(1) == ["deletion-waits"]

@@ -98,11 +98,11 @@ def test_servers_that_count_their_own_lateness_as_silence_are_found(
     Shorter ones are no silence to other servers, which receive something between two of them.
     """
     options = Options(stall_ms=800)
-    world = World(2, options)
+    world = World(3, options)
     assert world._birth()
     assert world.watch.violations == []
     monkeypatch.setattr(loop_time, "SLOWEST", 1)
-    world = World(2, options)
+    world = World(3, options)
     world._birth()
     assert [violation.name for violation in world.watch.violations] == ["leader-lost"]
     assert world.time.now_ns > 1_000 * MS
