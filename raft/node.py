@@ -145,7 +145,12 @@ class RawNode(ReadyMaker):
         """
         raft = self.raft
         kind = type(msg)
-        if kind in RESPONSES and msg.from_ != raft.id and not raft.is_member(msg.from_):
+        if (
+            kind in RESPONSES
+            and msg.from_ not in raft.progress
+            and msg.from_ != raft.id
+            and msg.from_ not in raft.membership.members()
+        ):
             raise StepPeerNotFound(msg.from_)
         term = msg.term
         if term != raft.term:

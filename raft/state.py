@@ -262,10 +262,6 @@ class Raft:
         self.incoming_progress: tuple[Progress, ...] = ()
         self.outgoing_progress: tuple[Progress, ...] = ()
 
-    def is_member(self, node: NodeId) -> bool:
-        """Return True if the node is a member of the group."""
-        return node in self.progress or node in self.membership.members()
-
     def begin_progress(self) -> None:
         """Begin to follow the progress of all members, at the start of leadership."""
         self.pending_reads = PendingReads()

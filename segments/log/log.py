@@ -163,10 +163,11 @@ class Batch:
 
     def add_run(self, chunk: Chunk, start: int, end: int) -> None:
         """Add frames [start, end) of `chunk`; extend the previous run if they are adjacent."""
+        view = chunk.view
         if self.last_chunk is chunk and self.last_start + len(self.buffers[-1]) == start:
             self.buffers[-1] = chunk.part(self.last_start, end)
         else:
-            self.buffers.append(chunk.part(start, end))
+            self.buffers.append(chunk.part(start, end) if view is None else view[start:end])
             self.last_chunk = chunk
             self.last_start = start
         self.bytes += end - start
@@ -692,7 +693,7 @@ class DiskLog:
             if chunk.payload is None:
                 crc = crc32c(buffer[start + 4 : used])
                 # A view has 200 bytes, and the newest entry of most logs is a new leader's.
-                entry.data = chunk.readonly[body:used] if length else b""
+                entry.data = (chunk.view or chunk.readonly)[body:used] if length else b""
             else:
                 crc = self.placement.crc_of(chunk.payload, crc32c(buffer[4:]))
                 entry.data = chunk.payload

@@ -51,7 +51,6 @@ class Chunk:
     """
 
     __slots__ = (
-        "_readonly",
         "capacity",
         "charge",
         "ends",
@@ -60,6 +59,7 @@ class Chunk:
         "memory",
         "payload",
         "used",
+        "view",
     )
 
     def __init__(self, memory: bytearray, first: Index, payload: memoryview | None = None) -> None:
@@ -67,7 +67,8 @@ class Chunk:
         self.payload = payload
         """Payload of a large entry; `memory` is then its frame's header. None for other chunks."""
         self.memory = memory
-        self._readonly: memoryview | None = None
+        self.view: memoryview | None = None
+        """`readonly`, once it is made."""
         self.capacity = capacity
         self.charge = capacity
         self.used = 0
@@ -82,14 +83,14 @@ class Chunk:
         It is made for the first entry with a payload: most logs of a large set hold none, and two
         objects of a view have 300 bytes.
         """
-        view = self._readonly
+        view = self.view
         if view is None:
-            view = self._readonly = memoryview(self.memory).toreadonly()
+            view = self.view = memoryview(self.memory).toreadonly()
         return view
 
     def part(self, start: int, end: int) -> memoryview:
         """Return a view of the frames [start, end)."""
-        whole = self._readonly
+        whole = self.view
         if whole is None:
             return memoryview(self.memory).toreadonly()[start:end]
         return whole[start:end]

@@ -592,7 +592,9 @@ class Producers:
         producers[producer_id] = producer
         producer.last_timestamp = timestamp
         producer.index = index
-        self._own_dirty()[producer_id] = None
+        if self._dirty is NO_KEYS:
+            self._dirty = {}
+        self._dirty[producer_id] = None
         return producer
 
     def _forget_one(self) -> None:

@@ -240,7 +240,8 @@ class Appending:
         append.batch, append.verify = NO_BATCH, None  # its memory may be reused
         append.index, append.term, append.base_offset = entry.index, entry.term, entry.base_offset
         append.copies = copies
-        self._own_waiters().append(append)
+        waiters = self.waiters
+        (self._own_waiters() if waiters is NO_ITEMS else waiters).append(append)
         traffic = self._traffic
         traffic.bytes_in += size
         traffic.records_in += header.count
