@@ -301,7 +301,7 @@ class SimDisk:
 
         So a frame is reported as a whole when its last part becomes durable.
         """
-        while further := [e for s, e in inode.synced.items() if start < s <= end < e]:
+        while further := [e for s, e in inode.synced.items() if s <= end < e]:
             end = max(further)
         self.on_durable(bytes(inode.durable[start:end]))
 

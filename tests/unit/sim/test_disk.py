@@ -375,6 +375,20 @@ def test_frame_is_reported_as_a_whole_when_its_last_part_becomes_durable() -> No
     assert durable[-1] == b"onetwothree"
 
 
+def test_frame_is_reported_as_a_whole_when_its_rest_was_synced_with_what_is_before_it() -> None:
+    """One sync covered the end of another frame, its header and all behind it."""
+    disk, fs = a_disk(1)
+    durable = list[bytes]()
+    disk.on_durable = lambda image: durable.append(bytes(image))
+    file = fs.open("f", create=True)
+    file.pwrite([b"before"], 0)
+    file.pwrite([b"one"], 6)
+    file.pwrite([b"two"], 9)
+    file.sync()
+    file.pwrite([b"one"], 6, durable=True)
+    assert durable[-1] == b"onetwo"
+
+
 def test_refused_allocation_has_what_there_was_room_for() -> None:
     """As on a real file system, the caller has to truncate the file again."""
     disk, fs = a_disk(1)
