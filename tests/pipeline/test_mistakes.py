@@ -30,7 +30,7 @@ from vdl.pipeline.open_table import rows_table
 from vdl.pipeline.runner import BatchReport
 from vdl.pipeline.verify import verify
 
-pytestmark = [pytest.mark.spark, pytest.mark.takes_turns(parts=2)]
+pytestmark = [pytest.mark.spark, pytest.mark.takes_turns(parts=4)]
 SINKS = ("parquet", "delta", "iceberg")
 DISK_BYTES = 16 << 20
 

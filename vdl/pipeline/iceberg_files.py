@@ -11,6 +11,7 @@ Does not depend on Spark, Kafka, or how commits are made.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,12 @@ class _Stream:
         self._path = path
 
     def write(self, data: bytes) -> int:
-        return int(self._file.write(data))
+        try:
+            return int(self._file.write(data))
+        except OSError:
+            with suppress(OSError), self._file:
+                pass  # PyIceberg does not close a file whose first bytes are refused
+            raise
 
     def tell(self) -> int:
         return self._file.tell()
