@@ -32,7 +32,7 @@ from segments.api import Buffer, StorageError
 
 T = TypeVar("T")
 SECTOR_BYTES = 512
-SYNCED_MAX = 16
+SYNCED_MAX = 64
 """Runs of bytes that a file remembers as synced."""
 PAGE_BYTES = 4096
 """Unit of a read by the system: a bad sector makes all of it unreadable."""
@@ -285,7 +285,8 @@ class SimDisk:
             _resize(inode.durable, size)
             for start, image in images:
                 inode.durable[start : min(start + len(image), size)] = image[: size - start]
-            for start, end in runs:
+            for start, _ in images:
+                end = next((end for begin, end in runs if begin <= start < end), start)
                 # Not less than before: a sync that began earlier may end later.
                 inode.synced[start] = max(inode.synced.get(start, 0), min(end, size))
             for start, image in images:
@@ -301,7 +302,7 @@ class SimDisk:
 
         So a frame is reported as a whole when its last part becomes durable.
         """
-        while further := [e for s, e in inode.synced.items() if s <= end < e]:
+        while further := [e for s, e in inode.synced.items() if start < s <= end < e]:
             end = max(further)
         self.on_durable(bytes(inode.durable[start:end]))
 

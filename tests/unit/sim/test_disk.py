@@ -375,18 +375,18 @@ def test_frame_is_reported_as_a_whole_when_its_last_part_becomes_durable() -> No
     assert durable[-1] == b"onetwothree"
 
 
-def test_frame_is_reported_as_a_whole_when_its_rest_was_synced_with_what_is_before_it() -> None:
-    """One sync covered the end of another frame, its header and all behind it."""
+def test_frame_is_reported_as_a_whole_when_one_sync_covers_its_parts() -> None:
+    """Its header is written again, and what is behind it was synced with what is before it."""
     disk, fs = a_disk(1)
     durable = list[bytes]()
     disk.on_durable = lambda image: durable.append(bytes(image))
     file = fs.open("f", create=True)
-    file.pwrite([b"before"], 0)
-    file.pwrite([b"one"], 6)
-    file.pwrite([b"two"], 9)
+    for position, data in ((0, b"before"), (6, b"one"), (9, b"two")):
+        file.pwrite([data], position)
     file.sync()
-    file.pwrite([b"one"], 6, durable=True)
-    assert durable[-1] == b"onetwo"
+    assert durable == [b"beforeonetwo", b"onetwo", b"two"]
+    file.pwrite([b"ONE"], 6, durable=True)
+    assert durable[-1] == b"ONEtwo"
 
 
 def test_refused_allocation_has_what_there_was_room_for() -> None:
