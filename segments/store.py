@@ -400,8 +400,6 @@ class DiskStore:
         self._checkpoints.dirty.pop(log_id, None)
         self._checkpoints.pending.forget(log_id)
         self._checkpoints.rooms.forget(log_id)
-        self._cache.unflushed -= log.unflushed
-        self._cache.release(log.tail)
         self._registry.remove(log_id)
         self._deletions.begin(log_id)
 
@@ -590,10 +588,13 @@ class DiskStore:
 
     # --- RegistryOwner ------------------------------------------------------------------------
     def log_created(self, log: DiskLog) -> None:
-        self._logs[log.id] = log
+        self._logs[log.id] = self._journal.logs[log.id] = log
 
     def registry_written(self) -> None:
-        self._deletions.listed()
+        for log_id in self._deletions.listed():
+            log = self._journal.logs.pop(log_id)
+            self._cache.unflushed -= log.unflushed
+            self._cache.release(log.tail)
         self._checkpoints.release_files()
         self._next_removal()
 

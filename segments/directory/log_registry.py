@@ -1,7 +1,8 @@
 """List of existing logs: the identity file, written in the background once per turn.
 
-A created log exists once the file lists it durably. A deleted log is dropped with the next write. A
-full disk delays creation. Deletion frees space, so space for it is reserved.
+A created log exists once the file lists it durably. A deleted log is dropped with the next write,
+and a start before that opens it again. A full disk delays creation. Deletion frees space, so space
+for it is reserved.
 
 Does not depend on the contents of logs.
 """
@@ -117,8 +118,8 @@ class LogRegistry:
 
     @property
     def count(self) -> int:
-        """Number of existing logs, including those being created."""
-        return len(self._identity.logs)
+        """Number of logs that the file lists, including those being created."""
+        return len(self._identity.logs) + len(self._removed)
 
     @property
     def lists_removed(self) -> bool:

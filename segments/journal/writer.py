@@ -161,14 +161,16 @@ class Journal:
     ) -> None:
         """Create a journal that is not open yet.
 
-        `logs` are the existing logs, maintained by the owner. `directory_id` is written to each
-        block.
+        `logs` are those of the recovery. `directory_id` is written to each block.
         """
         self._directory_id = directory_id
         self._workers = workers
         self._options = options
         self._rng = rng
-        self._logs = logs
+        self.logs = dict(logs)
+        """Use: the logs that a header's marks name, and whose data a new file repeats.
+        Invariant: has every log that the identity on disk lists, also a deleted one: a start before
+        the next identity is durable still needs its data."""
         self._owner = owner
         self._now_ns = now_ns
         self.queue = Queue()
@@ -221,7 +223,7 @@ class Journal:
             # The file that stood for others is repeated by this one, which now stands for them.
             carried.stands_for = position.previous + 1
             chain.begins[carried.stands_for] = position.lsn - position.replaced
-            carried.marks = marks_before(self._logs, carried.stands_for)
+            carried.marks = marks_before(self.logs, carried.stands_for)
         buffers, file, end = self._build(carried, OPENING)
         chain.begins = {n: chain.begins[n] for n in (*chain.paths, file.sequence)}
         if end > file.capacity:
@@ -342,7 +344,7 @@ class Journal:
         if needs_file and is_last and batch.records:
             # Taken now: by the time the file is ready, more has been staged, and a header with
             # that state would name records that are not durable yet.
-            batch.marks = marks_of(self._logs)
+            batch.marks = marks_of(self.logs)
             if self.allocation.room is Room.FULL:
                 self._carry_over(batch)
         last_part = self._fit(batch) if needs_file else (batch, None)
@@ -542,7 +544,7 @@ class Journal:
         return split(batch, room)
 
     def _header_bytes(self) -> int:
-        return file_header_bytes(len(self._logs))
+        return file_header_bytes(len(self.logs))
 
     def _build(self, batch: Batch, flags: int) -> tuple[list[Buffer], JournalFile, int]:
         """Return (buffers, file, end position) of the block for `batch`; may begin a new file."""
@@ -555,7 +557,7 @@ class Journal:
         if file is None or (batch.records and file.position + need > file.capacity):
             file = self.allocation.prepared.popleft()
             file.salt = self._rng.getrandbits(64)
-            marks = batch.marks if batch.marks is not None else marks_of(self._logs)
+            marks = batch.marks if batch.marks is not None else marks_of(self.logs)
             header = chain.begin(file, marks, batch.stands_for)
             buffers.append(header)
             at = len(header)
@@ -658,7 +660,7 @@ class Journal:
         if room >= 0 and self.chain.paths and not batch.payloads:
             live = self.chain.live()
             inside = self.chain.inside(live)
-            batch.stands_for = carry_over(self._logs, live, inside, batch, room)
+            batch.stands_for = carry_over(self.logs, live, inside, batch, room)
 
     def entry_room(self, *, pieces_kept: int) -> int:
         """Return the bytes of entries that fit in the files at hand or in a piece of the reserve.
@@ -673,7 +675,7 @@ class Journal:
         room = current.capacity - current.position
         ahead = self.allocation.next_room(header_bytes, pieces_kept=pieces_kept)
         if ahead is None:
-            needed = needed_bytes(self._logs, current.sequence) + SMALL_BLOCK_BYTES
+            needed = needed_bytes(self.logs, current.sequence) + SMALL_BLOCK_BYTES
             room = min(room, self.allocation.carry_room(header_bytes) - needed)
         else:
             room = max(room, ahead)

@@ -57,8 +57,8 @@ class Deletions:
         """Begin the removal of a deleted log."""
         self._waiting.append(log_id)
 
-    def listed(self) -> None:
-        """React to a written identity."""
+    def listed(self) -> list[LogId]:
+        """React to a written identity; return the deleted logs that it no longer lists."""
         is_listed = self._registry.is_listed
         unlisted = [log_id for log_id in self._waiting if not is_listed(log_id)]
         if unlisted:
@@ -66,6 +66,7 @@ class Deletions:
             if not self._unlisted:
                 self._add_removal()
             self._unlisted += unlisted
+        return unlisted
 
     def _add_removal(self) -> None:
         self._removals.add(Removal(0, self._job))

@@ -39,9 +39,9 @@ class Step:
     term: int = 0
 
 
-def draw(rng, logs):
-    """Draw the next step from the state of the logs."""
-    if len(logs) < LOGS:
+def draw(rng, logs, least=LOGS):
+    """Draw the next step from the state of the logs; fewer than `least` are too few."""
+    if len(logs) < least:
         return Step("create", index=rng.randint(1, 50))
     log = logs[rng.choice(sorted(logs))]
     kind = rng.choices(

@@ -106,6 +106,60 @@ def test_files_of_a_deleted_log_wait_for_the_identity(engine, writer):
     assert not log.files.fs.exists(log.files.directory)
 
 
+def commit(engine, log, writer, count, **what):
+    engine.store.append(log, writer(log).entries(count, term=7, **what))
+    engine.store.set_hard_state(log, HardState(7, 3, log.last_index))
+    engine.submit()
+
+
+def vote(engine, log, terms):
+    """Write many journal files on a full disk, each of which stands for those before it."""
+    for term in terms:
+        engine.store.set_hard_state(log, HardState(term, 3, log.commit_index))
+        engine.submit()
+        engine.workers.advance(100)
+
+
+@pytest.mark.parametrize("holds", ["nothing", "files before"])
+def test_deleted_log_that_the_identity_still_lists_is_found_whole(engine, writer, holds):
+    """Votes go on while the identity waits for space; a start may come before it is written.
+
+    Another log `holds` the older journal files, or the newest file stands for all.
+    """
+    doomed, other = engine.new_log(), engine.new_log(group_id=10)
+    journal = engine.store._journal
+    commit(engine, doomed, writer, 20, size=1000)
+    if holds == "files before":
+        engine.store.append(other, writer(other).entries(30, term=7, size=3000))
+        engine.submit()
+        while len(journal.chain.paths) < 3:
+            commit(engine, doomed, writer, 5, size=3000)
+    engine.checkpoint()
+    engine.workers.advance(3000)
+    assert doomed.flushed_index == doomed.last_index
+    commit(engine, doomed, writer, 3)
+    expected = doomed.last_index, doomed.hard_state, engine.all_entries(doomed)
+    use_up_identity_reserve(engine)
+    engine.store.delete_log(doomed.log_id)
+    vote(engine, other, range(1000, 1150))
+    assert engine.store.unflushed_bytes >= doomed.unflushed > 0
+    engine.crash()
+    engine.start()
+    found = engine.store.logs[doomed.log_id]
+    assert (found.last_index, found.hard_state, engine.all_entries(found)) == expected
+    assert not found.lost
+    engine.store.delete_log(found.log_id)
+    engine.disk.room = None
+    engine.workers.advance(5000)
+    assert found.log_id not in engine.store._journal.logs
+    assert found.tail.chunks == []
+    assert engine.store.unflushed_bytes == engine.store.logs[other.log_id].unflushed
+    assert not engine.store.disk_full
+    engine.crash()
+    engine.start()
+    assert list(engine.store.logs) == [other.log_id]
+
+
 def test_many_deleted_logs_go_in_several_removals(engine, writer):
     """There are more than one removal takes.
 

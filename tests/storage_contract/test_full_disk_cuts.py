@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from segments.api import HardState
+from segments.directory.log_registry import identity_reserve
 from segments.io.fs import is_disk_full
 from segments.io.inline_workers import InlineWorkers
 from segments.io.reserve import RESERVE_PIECES
 from segments.journal.allocation import Allocation, Room
 from segments.store import DiskStore
 from tests.storage_contract.conftest import ODD
-from tests.storage_contract.steps import draw
+from tests.storage_contract.steps import LOGS, draw
 from tests.storage_contract.test_failpoints import seen
 from tests.storage_contract.test_failpoints import settle as settle_model
 from tests.storage_contract.test_full_disk_lives import (
@@ -62,9 +63,10 @@ class MortalWorkers(InlineWorkers):
 
 
 class MortalEngine(Engine):
-    """Engine that may die in any job."""
+    """Engine that may die in any job. `deleted` are the logs deleted in this life."""
 
     def start(self):
+        self.deleted = set()
         self.acknowledged = 0
         self.lives += 1
         self.workers = MortalWorkers(self.disk, self.rng)
@@ -105,11 +107,23 @@ def live(engine, model, rng, steps):
     for _ in range(steps):
         if rng.random() < 0.02 and engine.store._journal.allocation.room is Room.WHOLE:
             engine.disk.room = rng.choice((0, 0, 70_000, 200_000, None))
-        step = draw(rng, model.store.logs)
+            if engine.disk.room == 0 and rng.random() < 0.5:
+                identity_reserve(SimFileSystem(engine.disk), "data").free(RESERVE_PIECES)
+        is_full = engine.store.disk_full or engine.disk.room is not None
+        logs = {n: log for n, log in model.store.logs.items() if n not in engine.deleted}
+        if is_full and len(logs) > 1 and rng.random() < 0.05:
+            engine.deleted.add(max(logs))
+            try:
+                engine.store.delete_log(max(logs))
+                engine.pump()
+            except DiedError:
+                return None, True
+            continue
+        step = draw(rng, logs, 1 if is_full else LOGS)
         if step.kind == "reset" and step.size > engine.options.journal_file_bytes // 2:
             # An entry that no file takes makes a file longer: its block cannot be refused before.
             step = replace(step, size=1_000)
-        if engine.store.disk_full or engine.disk.room is not None:
+        if is_full:
             if step.kind in {"create", "renew", "checkpoint"}:
                 continue
             cost = (step.count or 1) * (step.size + 100) + 4096
@@ -134,6 +148,14 @@ def live(engine, model, rng, steps):
     return None, True
 
 
+def settle_deleted(model, found, deleted):
+    """Delete the logs in the model whose deletion was durable; the others must be whole."""
+    for log_id in deleted - found.keys():
+        model.store.delete_log(log_id)
+    model.pump()
+    model.reopen()
+
+
 @pytest.mark.parametrize(
     ("size", "seed"),
     [*((size, seed) for size in CASES for seed in range(3)), *FOUND],
@@ -141,7 +163,8 @@ def live(engine, model, rng, steps):
 def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, seed):
     """Every acknowledged step is there.
 
-    The one under way is there as a whole, not at all, or as a prefix if it has many entries.
+    The one under way is there as a whole, not at all, or as a prefix if it has many entries. A log
+    whose deletion the full disk did not take is there as it was.
     """
     rng = random.Random(f"{size} {seed}")
     engine, model = MortalEngine(CASES[size]), Model(CASES[size])
@@ -151,11 +174,12 @@ def test_engine_cut_in_its_jobs_and_starts_is_found_where_the_model_is(size, see
     model.start()
     for _ in range(12):
         step, is_done = live(engine, model, rng, rng.choice((5, 40, 120)))
+        deleted = engine.deleted
         engine.disk.locks.clear()
         if step is None:
             engine.crash()
         start(engine, rng)
-        model.reopen()
+        settle_deleted(model, seen(engine), deleted)
         if step is not None:
             if is_done:
                 model.do(step)
