@@ -274,12 +274,19 @@ class DiskStore:
         return self._journal.chain.recorded_lsn
 
     def give_up(self, done: Callable[[], None]) -> None:
-        for log in self._logs.values():
+        logs = list(self._journal.logs.values())
+        for log in logs:
             log.is_lost = True
-        for known, log, _ in self._uncovered:
-            known.lost = log.is_lost = True
+        for known, _, _ in self._uncovered:
+            known.lost = True
+
+        def written() -> None:
+            for log in logs:
+                log.is_written_off = True
+            done()
+
         directory_id = DirectoryId(self._rng.randbytes(16))
-        self._registry.lose_all(directory_id, [Boot(1, self._rng.getrandbits(64))], done)
+        self._registry.lose_all(directory_id, [Boot(1, self._rng.getrandbits(64))], written)
 
     def peers_note(self) -> bytes:
         return self._peers_note.read()

@@ -804,8 +804,9 @@ class CheckpointScheduler:
         """Release journal files that are no longer needed, once the last notes are durable.
 
         Files below the oldest needed one are released. A deleted log needs its files until it is no
-        longer listed. A block after the notes must prove these durable first: the very last block
-        may be damaged without a trace, and a start would then miss the files.
+        longer listed, and a lost one until the identity says so. A block after the notes must prove
+        these durable first: the very last block may be damaged without a trace, and a start would
+        then miss the files.
         """
         token, sequence = self._awaiting_proof
         if token and self._queue.proved_token >= token:
@@ -821,7 +822,7 @@ class CheckpointScheduler:
         self._releases = False
         needed = self._journal.current_sequence
         for log in self._logs.values():
-            if not log.is_lost:
+            if not log.is_written_off:
                 needed = min(needed, log.oldest_needed() or needed)
         self._awaiting_proof = self._queue.durable_token, needed
         if self._queue.proved_token >= self._queue.durable_token:

@@ -155,8 +155,6 @@ class LogRegistry:
         self._identity.boots = boots
         for known in self._identity.logs.values():
             known.lost = True
-        for log, _ in self._created:
-            log.is_lost = True
         self._noted.append(done)
         self._touch()
 
@@ -226,7 +224,8 @@ class LogRegistry:
         if self._is_dirty and not self._is_armed:
             self._write()
         for log, on_created in created:
-            if log.id in self._identity.logs:
+            if (known := self._identity.logs.get(log.id)) is not None:
+                log.is_lost = known.lost
                 self._owner.log_created(log)
                 on_created(log)
         self._owner.registry_written()

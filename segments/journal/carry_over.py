@@ -31,7 +31,7 @@ def carry_over(
     files, ascending; `inside` are those that cannot be the oldest, because they hold the rest of a
     batch that begins in the file before.
     """
-    whole = [logs[log_id] for log_id in sorted(logs) if not logs[log_id].is_lost]
+    whole = [logs[log_id] for log_id in sorted(logs) if not logs[log_id].is_written_off]
     chosen = 0
     for sequence in reversed(live):
         if needed_bytes(logs, sequence) > bytes_max:
@@ -47,4 +47,4 @@ def carry_over(
 
 def needed_bytes(logs: Mapping[LogId, DiskLog], sequence: int) -> int:
     """Return the bytes of data for which the journal files from `sequence` on are still needed."""
-    return sum(log.carried_bytes(sequence) for log in logs.values() if not log.is_lost)
+    return sum(log.carried_bytes(sequence) for log in logs.values() if not log.is_written_off)

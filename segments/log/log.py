@@ -227,6 +227,7 @@ class DiskLog:
         "is_meta_lost",
         "is_read",
         "is_void",
+        "is_written_off",
         "last",
         "limits",
         "maxima",
@@ -322,6 +323,9 @@ class DiskLog:
         self.is_lost = False
         """Invariant: once True never False again. Such a log never votes, acknowledges or
         serves."""
+        self.is_written_off = False
+        """Use: journal files with data of other logs must be kept.
+        Invariant: True only if the identity on disk says that the log is lost."""
         self.deleted = False
         self.has_scrap = True
         """True if leftover bytes of a flush may lie after the cursor; they do not count."""

@@ -112,6 +112,7 @@ def recover(
             log.hard.commit = log.applied
         if log.is_lost and not known.lost:
             found.newly_lost.append(log_id)
+        log.is_written_off = log.is_lost  # the identity says so before anything is written
         found.logs[log_id] = log
     reader.close()
     meta.check(found.logs)

@@ -160,6 +160,60 @@ def test_deleted_log_that_the_identity_still_lists_is_found_whole(engine, writer
     assert list(engine.store.logs) == [other.log_id]
 
 
+def test_logs_that_are_given_up_keep_their_data_until_the_identity_says_so(engine, writer):
+    """A start before that finds them as they were."""
+    held, other = engine.new_log(), engine.new_log(group_id=10)
+    engine.store.append(held, writer(held).entries(20, term=7, size=2000))
+    engine.submit()
+    for _ in range(8):
+        commit(engine, other, writer, 20, size=3000)
+    engine.workers.advance(100)
+    use_up_identity_reserve(engine)
+    done = []
+    engine.store.give_up(lambda: done.append(True))
+    vote(engine, held, range(100, 120))
+    engine.store.checkpoint()
+    engine.workers.advance(5000)
+    assert held.lost
+    assert not done
+    engine.crash()
+    engine.start()
+    assert [(log.last_index, log.lost) for log in engine.store.logs.values()] == [
+        (20, False),
+        (160, False),
+    ]
+    engine.store.give_up(lambda: done.append(True))
+    engine.disk.room = None
+    engine.workers.advance(5000)
+    assert done
+    new = engine.new_log(group_id=11)
+    for _ in range(8):
+        put(engine, new, writer, 20, size=3000)
+        engine.checkpoint()
+        engine.workers.advance(1000)
+    assert engine.store._journal.file_count <= 3
+    engine.crash()
+    engine.start()
+    assert [log.lost for log in engine.store.logs.values()] == [True, True, False]
+
+
+def test_log_being_created_while_all_are_given_up_is_lost_at_once(engine, monkeypatch):
+    """The identity's next write says so, and the log takes part in nothing before a start."""
+    made, done = [], []
+    engine.store.create_log(9, 1, on_created=made.append)
+    essential = engine.workers.essential
+
+    def give_up_meanwhile(job, ended):
+        monkeypatch.undo()
+        engine.store.give_up(lambda: done.append(True))
+        essential(job, ended)
+
+    monkeypatch.setattr(engine.workers, "essential", give_up_meanwhile)
+    engine.pump()
+    assert done
+    assert [log.lost for log in made] == [True]
+
+
 def test_many_deleted_logs_go_in_several_removals(engine, writer):
     """There are more than one removal takes.
 
