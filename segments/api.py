@@ -643,8 +643,12 @@ class Store(Protocol):
     def cluster_record(self) -> bytes:
         """Return the cluster's birth record that this directory adopted; empty if none. Opaque."""
 
-    def adopt_cluster(self, record: bytes) -> None:
-        """Write the birth record durably. Blocks; used only at the cluster's birth."""
+    def adopt_cluster(self, record: bytes, done: Callable[[], None]) -> None:
+        """Write the birth record, and call `done` once it is durable.
+
+        Blocks until then, unless the identity is being written in the background: then that write
+        is followed by another, and `done` is called on the loop. Used only at the cluster's birth.
+        """
 
     def note_moved_votes(self) -> bool:
         """Record durably that only versions that know moved votes may open this directory.

@@ -452,8 +452,9 @@ class MemoryStore:
     def cluster_record(self) -> bytes:
         return self.image.cluster_record
 
-    def adopt_cluster(self, record: bytes) -> None:
+    def adopt_cluster(self, record: bytes, done: Callable[[], None]) -> None:
         self.image.cluster_record = bytes(record)
+        done()
 
     def note_moved_votes(self) -> bool:
         return True

@@ -357,8 +357,8 @@ class DiskStore:
     def cluster_record(self) -> bytes:
         return self._registry.cluster_record
 
-    def adopt_cluster(self, record: bytes) -> None:
-        self._registry.adopt_cluster(bytes(record))
+    def adopt_cluster(self, record: bytes, done: Callable[[], None]) -> None:
+        self._registry.adopt_cluster(bytes(record), done)
 
     def note_moved_votes(self) -> bool:
         if self._parts.form < FORM_VOTES:

@@ -130,12 +130,19 @@ class LogRegistry:
         """Return True if the file lists this deleted log."""
         return log_id in self._removed
 
-    def adopt_cluster(self, record: bytes) -> None:
-        """Write the cluster record durably. Blocks."""
+    def adopt_cluster(self, record: bytes, done: Callable[[], None]) -> None:
+        """Write the cluster record, and call `done` once it is durable.
+
+        Blocks, unless a thread writes the file: it was given an older identity, and no other may
+        use the path of the next file.
+        """
         self._identity.cluster_record = record
-        write_identity(self._fs, self._directory, encode(self._identity))
         if self.is_writing:
-            self._touch()  # that write was encoded earlier and may end later
+            self._noted.append(done)
+            self._touch()
+            return
+        write_identity(self._fs, self._directory, encode(self._identity))
+        done()
 
     def adopt_server(self, server_id: ServerId) -> None:
         """Assign the directory to that server."""

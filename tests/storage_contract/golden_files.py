@@ -104,7 +104,7 @@ def fill(harness, *, clean):
 
     An installed state still awaits its checkpoint.
     """
-    harness.store.adopt_cluster(b"the birth record")
+    harness.store.adopt_cluster(b"the birth record", lambda: None)
     first = harness.new_log(9, 1)
     second = harness.new_log(10, 3, first_index=7, prev_term=2, next_offset=70)
     gone = harness.new_log(11, 1)

@@ -331,10 +331,12 @@ def test_deleted_log_stays_deleted(harness, writer, hard_state):
 
 
 def test_cluster_record_is_kept_byte_for_byte(harness):
-    """adopt_cluster: opaque, durable on return."""
+    """adopt_cluster: opaque, durable when it says so."""
+    done = []
     assert harness.store.cluster_record() == b""
     directory_id = harness.store.directory_id
-    harness.store.adopt_cluster(b"born \x00 together")
+    harness.store.adopt_cluster(b"born \x00 together", lambda: done.append(True))
+    assert done
     harness.reopen()
     assert harness.store.cluster_record() == b"born \x00 together"
     assert harness.store.directory_id == directory_id

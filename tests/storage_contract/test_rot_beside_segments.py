@@ -3,6 +3,7 @@
 A running store finds it and rewrites the data from memory: the next start finds all of it.
 """
 
+import copy
 import errno
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
 from segments.checkpoint import scheduler as scheduler_module
 from segments.checkpoint.scheduler import CheckpointScheduler
+from segments.directory import log_registry
 from segments.directory.format_note import FORM_CLEARS, FORM_VOTES, is_format_whole, read_form
 from segments.directory.identity import read_identity
 from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_header
@@ -429,22 +431,27 @@ def test_journal_is_read_from_the_medium(monkeypatch):
 
 
 def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine, monkeypatch):
-    """The thread writes what was encoded before."""
-    store, workers = engine.store, engine.workers
-    real, adopted = workers.essential, []
+    """The thread writes what was encoded before, and nothing else may use its file meanwhile."""
+    store, real, writing, found = engine.store, log_registry.write_identity, [], []
 
-    def essential(job, done):
-        def late():
-            if not adopted:
-                adopted.append(store.adopt_cluster(b"the birth record"))
-            return job()
+    def durable():
+        disk = copy.deepcopy(engine.disk)
+        disk.power_cut()
+        found.append(read_identity(SimFileSystem(disk), "data").cluster_record)
 
-        return real(late, done)
+    def write_identity(*args, **how):
+        assert not writing, "two write the next identity at a time"
+        writing.append(True)
+        if not store.cluster_record():
+            store.adopt_cluster(b"the birth record", durable)
+        real(*args, **how)
+        writing.clear()
 
-    monkeypatch.setattr(workers, "essential", essential)
+    monkeypatch.setattr(log_registry, "write_identity", write_identity)
     store.identity_damaged()
-    workers.advance(1_000)
-    assert adopted
+    engine.workers.advance(1_000)
+    assert engine.fatal == []
+    assert found == [b"the birth record"]
     engine.power_cut()
     engine.start()
     assert engine.store.cluster_record() == b"the birth record"

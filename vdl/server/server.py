@@ -272,11 +272,14 @@ class Server:
 
     def _adopt(self, record: BirthRecord) -> None:
         """Store the cluster's record durably before it is visible to others."""
-        self.store.adopt_cluster(encode_record(record))
         self._birth = None
-        self._log.info("cluster_adopted", cluster=record.cluster_id)
-        # Not from inside a link's own callback: all links are closed and created again.
-        self.clock.call_soon(lambda: self._adopted(record))
+
+        def adopted() -> None:
+            self._log.info("cluster_adopted", cluster=record.cluster_id)
+            # Not from inside a link's own callback: all links are closed and created again.
+            self.clock.call_soon(lambda: self._adopted(record))
+
+        self.store.adopt_cluster(encode_record(record), adopted)
 
     def _adopted(self, record: BirthRecord) -> None:
         if self.host is not None or self.state in (ServerState.STOPPING, ServerState.STOPPED):

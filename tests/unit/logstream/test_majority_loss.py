@@ -56,7 +56,7 @@ class Survived:
             self.workers, rng=random.Random(5), image=copy.deepcopy(self.node.store.image)
         )
         if not self.store.cluster_record():
-            self.store.adopt_cluster(encode_record(cluster.record))
+            self.store.adopt_cluster(encode_record(cluster.record), lambda: None)
             self.store.adopt_server(server_id)
             self.workers.pump()
 

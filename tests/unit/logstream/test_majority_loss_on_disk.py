@@ -45,7 +45,7 @@ class DiskNode(Node):
             RealFileSystem(), str(self.directory), self.workers, OPTIONS, rng, server_id=self.id
         )
         if not store.cluster_record():
-            store.adopt_cluster(encode_record(self.cluster.record))
+            store.adopt_cluster(encode_record(self.cluster.record), lambda: None)
         return store
 
     def crash(self) -> None:

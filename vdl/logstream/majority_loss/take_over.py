@@ -66,11 +66,12 @@ def take_over(
     failures: list[BaseException] = []
     store.on_fatal = failures.append
     record = recovered(plan.record, random)
-    store.adopt_cluster(encode_record(record))
+    adopted: list[bool] = []
+    store.adopt_cluster(encode_record(record), lambda: adopted.append(True))
     for log in plan.unknown:
         store.delete_log(log.log_id)
     workers.pump()
-    if failures or store.disk_full:
+    if failures or store.disk_full or not adopted:
         raise NotRecoverable("the disk did not take the change: run the recovery again")
     for replica in replicas:
         added = entries[replica.log.group_id]
