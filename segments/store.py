@@ -672,6 +672,10 @@ class DiskStore:
     def identity_damaged(self) -> None:
         self._registry.write_anew()
 
+    def format_damaged(self) -> None:
+        # In its present form: votes may have moved since the check began.
+        write_form(self._fs, self._directory, self._parts.form)
+
     def meta_damaged(self) -> None:
         self._meta.suspect()
         self._checkpoints.arm()

@@ -141,6 +141,11 @@ class Scrubber:
         def done(result: int | BaseException) -> None:
             if self.is_stopped:
                 return
+            if not isinstance(result, BaseException):
+                try:
+                    self._parts.stepped()
+                except OSError as error:
+                    result = error
             if isinstance(result, OSError) and is_refused(result):
                 self._parts.refused()
                 self._has_refused = self._waits_for_pass = True
@@ -148,7 +153,6 @@ class Scrubber:
             elif isinstance(result, BaseException):
                 self._fail(result)
             else:
-                self._parts.stepped()
                 self._wait(result * 1000 // self._rate)
 
         self._workers.pool(look.step, done)

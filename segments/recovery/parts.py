@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from segments.api import CorruptRecord
-from segments.directory.format_note import is_format_whole, write_form
+from segments.directory.format_note import is_format_whole
 from segments.directory.identity import read_identity
 from segments.format.block import (
     FILE_HEADER_BYTES,
@@ -46,6 +46,9 @@ class PartsOwner(Protocol):
         """React to a damaged journal file. Return False if it was released or reused meanwhile."""
 
     def identity_damaged(self) -> None: ...
+    def format_damaged(self) -> None:
+        """Write the format anew. Raises OSError."""
+
     def meta_damaged(self) -> None: ...
 
 
@@ -54,7 +57,7 @@ class Look(Protocol):
 
     `step` runs in the pool: it reads on, and returns the number of bytes. If it raises OSError, it
     is called again. `tell` runs on the loop after a step found damage; it returns False if the
-    damage does not count.
+    damage does not count. It may raise OSError, too: the step is then repeated.
     """
 
     is_done: bool
@@ -86,7 +89,7 @@ class Parts:
         self._looks = deque(
             [
                 IdentityLook(fs, directory, owner),
-                FormatLook(fs, directory, self.form),
+                FormatLook(fs, directory, self.form, owner),
                 MetaLook(self._meta, owner),
                 *(JournalLook(fs, *file, owner) for file in owner.journal_files()),
             ]
@@ -97,7 +100,7 @@ class Parts:
         return self._looks[0] if self._looks else None
 
     def stepped(self) -> None:
-        """Note the end of a step of the current check."""
+        """Note the end of a step of the current check. Raises OSError if it must be repeated."""
         look = self._looks[0]
         if look.is_damaged:
             self.damaged += look.tell()
@@ -136,13 +139,14 @@ class IdentityLook:
 
 
 class FormatLook:
-    """Check of both copies of the format, which nothing else writes while the store is open."""
+    """Check of both copies of the format. Only the loop writes it while the store is open."""
 
-    def __init__(self, fs: FileSystem, directory: str, form: int) -> None:
+    def __init__(self, fs: FileSystem, directory: str, form: int, owner: PartsOwner) -> None:
         self.is_done = self.is_damaged = False
         self._fs = fs
         self._directory = directory
         self._form = form
+        self._owner = owner
 
     def step(self) -> int:
         count, is_whole = 0, True
@@ -153,14 +157,13 @@ class FormatLook:
                     is_whole = is_format_whole(self._fs, self._directory, self._form)
             except CorruptRecord:
                 is_whole = False
-        if not is_whole:
-            write_form(self._fs, self._directory, self._form)
-            self.is_damaged = True
+        self.is_damaged = not is_whole
         self.is_done = True
         return count
 
     def tell(self) -> bool:
-        return True  # it has been repaired
+        self._owner.format_damaged()
+        return True
 
 
 class MetaLook:

@@ -20,7 +20,7 @@ from segments.io.fs import LmdbFile
 from segments.journal.writer import Journal
 from segments.log.scrubber import PARTS_MS
 from segments.recovery.journal_blocks import read_block
-from segments.recovery.parts import JournalLook
+from segments.recovery.parts import FormatLook, JournalLook
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
 from vdl.sim.filesystem import SimFile, SimFileSystem
 
@@ -274,6 +274,23 @@ def test_directory_whose_votes_moved_keeps_that_form(engine):
     flip(file_of(engine, "data/format"), 12)
     assert scrub(engine) == 1
     engine.reopen()
+    assert is_format_whole(fs, "data", FORM_VOTES)
+
+
+def test_votes_that_move_while_the_format_is_examined_keep_their_form(engine):
+    """The look began with the older form."""
+    fs = SimFileSystem(engine.disk)
+    parts = engine.store._parts
+    engine.workers.advance(8_000)
+    parts.begin()
+    while not isinstance(parts.next(), FormatLook):
+        parts.next().step()
+        parts.stepped()
+    assert engine.store.note_moved_votes()
+    for at in (0, 1):
+        flip(file_of(engine, "data/format"), at * PAGE_BYTES + 12)
+    parts.next().step()
+    parts.stepped()
     assert is_format_whole(fs, "data", FORM_VOTES)
 
 
