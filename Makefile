@@ -101,20 +101,20 @@ $(BIN)/python:
 	done; \
 	echo "setup: Python 3.11 or newer with the venv module is required (Debian: python3-venv)" >&2; exit 1
 
-$(RUNTIME): pyproject.toml vdl/records/_walk.c | $(BIN)/python
+$(RUNTIME): pyproject.toml vdl/records/_walk.c segments/io/_ring.c | $(BIN)/python
 	@echo "setup: dependencies"
 	@$(PIP) '.[cli]' --only-binary confluent-kafka 2>/dev/null || { $(PIP) . && \
 	  echo "setup: no confluent-kafka for this machine: commands such as vdl topic are left out"; }
 	@touch $@
 
-$(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
+$(DEV): pyproject.toml vdl/records/_walk.c segments/io/_ring.c | $(RUNTIME)
 	@echo "setup: test clients and tools"
 	@$(PIP) '.[dev]'
 	@touch $(RUNTIME) $@
 
 # About 840 MB, needed only by `vdl/pipeline`: in an environment of its own, so that no other test
 # depends on it. Written back before a server starts, whose first sync would wait for all of it.
-$(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
+$(SPARK): pyproject.toml vdl/records/_walk.c segments/io/_ring.c | $(DEV)
 	@echo "setup: Spark, in $(SPARK_VENV)"
 	@$(BIN)/python -m venv $(SPARK_VENV)
 	@PYTHONWARNINGS=ignore $(SPARK_BIN)/python $(PIP_INSTALL) '.[dev,spark,spark-dev,lineage]'

@@ -349,6 +349,17 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
+class Write(Protocol):
+    """A durable write of the journal."""
+
+    def run(self) -> int:
+        """Write and sync all of it; return its bytes. Blocks. Raises OSError."""
+
+    def place(self) -> tuple[int, Sequence[Buffer], int] | None:
+        """Return (descriptor, buffers, position) if the kernel can do it: one `pwritev2` with
+        `RWF_DSYNC`, and nothing else. None: only `run` does it."""
+
+
 class Workers(Protocol):
     """Executor of blocking work. `done` is called on the loop with the result or the exception.
 
@@ -359,6 +370,12 @@ class Workers(Protocol):
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in order with all other journal jobs, one at a time."""
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        """Run `write.run` as a journal job, or have the kernel do it.
+
+        No journal job may be waiting or running.
+        """
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run a write of payloads, beside the journal's jobs, one at a time."""

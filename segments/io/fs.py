@@ -55,6 +55,11 @@ class SyncFailed(OSError):
         super().__init__(errno.EIO, f"sync failed: {cause}")
 
 
+def failed_sync(code: int) -> SyncFailed:
+    """Return the failure of a durable write that ended with this error of the system."""
+    return SyncFailed(OSError(code, os.strerror(code)))
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Return True if the error is a full disk, a state that ends.
 
@@ -310,6 +315,11 @@ class RealFile:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the operating system; -1 once it is closed."""
+        return self._fd
 
     def pwrite(self, buffers: Sequence[Buffer], position: int, *, durable: bool = False) -> int:
         if not durable:

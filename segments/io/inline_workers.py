@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from segments.api import Write
+
 T = TypeVar("T")
 
 
@@ -43,6 +45,9 @@ class InlineWorkers:
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.journal_jobs.append((job, done))
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        self.journal(write.run, done)
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.payload_jobs.append((job, done))

@@ -13,11 +13,11 @@ Does not depend on what the jobs do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from segments.api import Workers
+from segments.api import Buffer, Workers, Write
 
 T = TypeVar("T")
 
@@ -40,6 +40,20 @@ class _Job:
             return None if self.jobs.is_over else self.work()
         finally:
             self.has_ended = True
+
+
+class _WriteJob(_Job):
+    """A durable write, which begins in a thread or in the kernel."""
+
+    __slots__ = ("write",)
+
+    write: Write
+
+    def place(self) -> tuple[int, Sequence[Buffer], int] | None:
+        """See `Write.place`. The caller begins it, or runs the job."""
+        place = None if self.jobs.is_over else self.write.place()
+        self.has_begun = place is not None
+        return place
 
 
 class Jobs:
@@ -66,6 +80,12 @@ class Jobs:
         handed = _Job(self, job, done)
         self._handed.add(handed)
         self._workers.journal(handed.run, partial(self._ended, handed))
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        handed = _WriteJob(self, write.run, done)
+        handed.write = write
+        self._handed.add(handed)
+        self._workers.write(handed, partial(self._ended, handed))
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         handed = _Job(self, job, done)

@@ -8,6 +8,9 @@ A job is a plain callable that touches only files and what it closed over. Its r
 exception it raised, is passed to `done` on the loop. The journal thread runs its jobs one at a time
 and in order. Threads hold no state of the store and take no locks.
 
+Blocks of the journal are written by the kernel where it offers that (`ring.py`), and by the journal
+thread otherwise.
+
 Does not depend on what the jobs do.
 """
 
@@ -15,10 +18,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from segments.api import Timer
+from segments.api import Timer, Write
+from segments.io.ring import WriteRing
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], Callable[[Any], None]]
@@ -38,9 +43,12 @@ class ThreadWorkers:
         *,
         pool_threads: int = 3,
         compute_threads: int = 2,
+        write_ring: WriteRing | None = None,
     ) -> None:
+        """`write_ring`: its owner calls `look` when it is readable."""
         self._ring = ring
         self._call_later = call_later
+        self._write_ring = write_ring
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
         self._payload: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
@@ -62,6 +70,25 @@ class ThreadWorkers:
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._journal.put((job, done))
 
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        ring = self._write_ring
+        if ring is not None:
+            place = write.place()
+            if place is not None and ring.begin(*place, partial(self._written, write, done)):
+                return
+        self._journal.put((write.run, done))
+
+    def _written(
+        self,
+        write: Write,
+        done: Callable[[int | BaseException], None],
+        result: int | BaseException | None,
+    ) -> None:
+        if result is None:
+            self._journal.put((write.run, done))
+        else:
+            done(result)
+
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._payload.put((job, done))
 
@@ -82,6 +109,8 @@ class ThreadWorkers:
 
     def close(self) -> None:
         """Finish queued jobs and end the threads. Blocks."""
+        if self._write_ring is not None:
+            self._write_ring.wait()
         for queue in self._threads.values():
             queue.put(None)
         for thread in self._threads:

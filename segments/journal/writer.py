@@ -40,7 +40,14 @@ from segments.format.block import (
     padded,
 )
 from segments.io import failpoint
-from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
+from segments.io.fs import (
+    DISK_FULL_RETRY_MS,
+    IOV_MAX,
+    FileSystem,
+    RealFile,
+    is_disk_full,
+    is_refused,
+)
 from segments.journal.allocation import PREPARED_FILES_MAX, Allocation, Room
 from segments.journal.carry_over import carry_over, needed_bytes
 from segments.journal.chain import Chain, Position
@@ -124,6 +131,15 @@ class _Write(msgspec.Struct):
     crc_before: int
     awaits_payloads: bool = False
     result: int | BaseException = 0
+
+    def place(self) -> tuple[int, Sequence[Buffer], int] | None:
+        """See `segments.api.Write`."""
+        file = self.file.file
+        if failpoint.armed or self.end > self.file.capacity or len(self.buffers) > IOV_MAX:
+            return None
+        if type(file) is not RealFile:  # another one has to see each call
+            return None
+        return file.descriptor, self.buffers, self.position
 
     def run(self) -> int:
         """Write and sync. Blocks. Raises OSError."""
@@ -392,7 +408,7 @@ class Journal:
             self._payload_bytes = sum(payload.bytes for payload in payloads)
             write.awaits_payloads = True
             self._write_payloads(write, payloads)
-        self._workers.journal(write.run, partial(self._ended, write))
+        self._workers.write(write, partial(self._ended, write))
 
     def _write_payloads(self, write: _Write, payloads: Sequence[Payload]) -> None:
         if self.state is not WriterState.STOPPED:

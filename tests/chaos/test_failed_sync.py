@@ -180,7 +180,9 @@ def inject(call: str, n: int, error: str, trace: Path) -> Fault:
     def fault(servers: DiskSet, server_id: int) -> float:
         command = [
             "strace", "-f", "-ttt", "-o", str(trace), "-e", f"trace={call}",
-            "-e", f"inject={call}:error={error}:when={n}+", "-p", str(servers.pid(server_id)),
+            "-e", f"inject={call}:error={error}:when={n}+",
+            # So that the server writes its journal by `pwritev2`, as where the kernel has no ring.
+            "-e", "inject=io_uring_enter:error=EPERM", "-p", str(servers.pid(server_id)),
         ]  # fmt: skip
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -81,15 +81,16 @@ def test_wheel_contents_have_licence_and_no_tools(wheel_names):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler is here")
-def test_wheel_with_a_compiler_has_the_walk_in_c(wheel_names):
+@pytest.mark.parametrize("part", ["vdl/records/_walk", "segments/io/_ring"])
+def test_wheel_with_a_compiler_has_the_parts_in_c(wheel_names, part):
     """One file serves each Python from 3.11 on; its source and stub are not shipped."""
-    files = [name for name in wheel_names if "_walk." in name]
+    files = [name for name in wheel_names if name.startswith(f"{part}.")]
     assert len(files) == 1
-    assert files[0].startswith("vdl/records/_walk.abi3.")
+    assert files[0].startswith(f"{part}.abi3.")
 
 
 def test_wheel_without_a_compiler_is_built_and_whole(tmp_path):
     """All C code has a Python equivalent."""
     names = names_in_wheel(tmp_path, compiler="/bin/false")
-    assert not any(name.startswith("vdl/records/_walk") for name in names)
+    assert not any("/_walk" in name or "/_ring" in name for name in names)
     assert "vdl/records/walk.py" in names

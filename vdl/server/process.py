@@ -37,6 +37,7 @@ from rpc.tls_context import LinkEncryption
 from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
 from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError
+from segments.io.ring import open_ring
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
 from vdl import __version__
@@ -181,9 +182,13 @@ class Process:
 
             fetching = SideThread("jwks", self._doorbell.ring)
             TokenKeys(tokens, fetching.run, self._clock, self._log).start()
+        write_ring = open_ring()
+        if write_ring is not None:
+            loop.add_reader(write_ring.fileno(), write_ring.look)
         workers = ThreadWorkers(
             self._doorbell.ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
+            write_ring=write_ring,
         )
         recovery = RecoveryProgress(self._log, time.monotonic_ns)
         store = DiskStore.open(

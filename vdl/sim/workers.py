@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from segments.api import Write
 from vdl.clock import MS
 from vdl.sim.clock import NodeClock, SimTimer
 from vdl.sim.disk import SimDisk, Step
@@ -31,6 +32,9 @@ class NoWorkers:
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Do nothing: the job does not begin."""
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        """Do nothing: the write does not begin."""
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Do nothing: the job does not begin."""
@@ -86,6 +90,9 @@ class SimWorkers:
         self._journal.append(lambda: self._run(job, done, self._journal_done))
         if not self._journal_busy:
             self._journal_next()
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        self.journal(write.run, done)
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._payload.append(lambda: self._run(job, done, self._payload_done))

@@ -12,7 +12,7 @@ import pytest
 from rpc.hello import Hello, RejectReason
 from rpc.links import Links
 from rpc.memory import Network
-from segments.api import StorageError
+from segments.api import StorageError, Write
 from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
 from tests.unit.logstream.front import ChosenFront
@@ -56,6 +56,9 @@ class DelayWorkers:
         now_ns = self._clock.now_ns()
         self._free_at = max(self._free_at, now_ns) + self.sync_ns
         self._clock.call_later(self._free_at - now_ns, lambda: done(job()))
+
+    def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
+        self.journal(write.run, done)
 
     def compute(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool(job, done)
