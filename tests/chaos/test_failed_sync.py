@@ -179,7 +179,8 @@ def inject(call: str, n: int, error: str, trace: Path) -> Fault:
 
     def fault(servers: DiskSet, server_id: int) -> float:
         command = [
-            "strace", "-f", "-ttt", "-o", str(trace), "-e", f"trace={call}",
+            # It injects only into calls that it traces.
+            "strace", "-f", "-ttt", "-o", str(trace), "-e", f"trace={call},io_uring_enter",
             "-e", f"inject={call}:error={error}:when={n}+",
             # So that the server writes its journal by `pwritev2`, as where the kernel has no ring.
             "-e", "inject=io_uring_enter:error=EPERM", "-p", str(servers.pid(server_id)),
@@ -193,8 +194,12 @@ def inject(call: str, n: int, error: str, trace: Path) -> Fault:
             finally:
                 # strace may wait for ever for a thread that ended while it was being attached.
                 strace.kill()
-        failed = re.search(r"^\d+ +([\d.]+) .*\(INJECTED\)", trace.read_text(), re.MULTILINE)
+        injected = rf"^\d+ +([\d.]+) .*\b{call}\b.*\(INJECTED\)"
+        failed = re.search(injected, trace.read_text(), re.MULTILINE)
         assert failed, f"no {call} failed: {trace.read_text()[-500:]}"
+        if call == "pwritev2":
+            said = re.findall(r"event=disk_failed.*", servers.log(server_id))[-1]
+            assert "SyncFailed" in said, f"it was no block of the journal: {said}"
         return ended - float(failed[1])
 
     return fault
