@@ -357,7 +357,11 @@ class Write(Protocol):
 
     def place(self) -> tuple[int, Sequence[Buffer], int] | None:
         """Return (descriptor, buffers, position) if the kernel can do it: one `pwritev2` with
-        `RWF_DSYNC`, and nothing else. None: only `run` does it."""
+        `RWF_DSYNC`, and nothing else. None: only `run` does it.
+
+        The file must stay open under this number until the write has ended: with another file
+        there, the kernel could write to that one.
+        """
 
 
 class Workers(Protocol):
@@ -374,7 +378,7 @@ class Workers(Protocol):
     def write(self, write: Write, done: Callable[[int | BaseException], None]) -> None:
         """Run `write.run` as a journal job, or have the kernel do it.
 
-        No journal job may be waiting or running.
+        No journal job may be waiting or running, and no such write.
         """
 
     def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:

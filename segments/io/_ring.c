@@ -4,6 +4,9 @@
  * The caller polls `fileno()`: it is readable once the write has ended, until `ended()` has taken
  * the result. Buffers stay locked until then. A ring is used by one thread.
  *
+ * The file must stay open under its number until the write has ended. A thread of the kernel looks
+ * it up, maybe after `write` has returned: if the number is another file's by then, that is written.
+ *
  * Built against the stable ABI of Python 3.11. Does not depend on files or what is written.
  */
 #define Py_LIMITED_API 0x030B0000

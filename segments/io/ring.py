@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from segments.io._ring import Ring
 
 _NOT_BEGUN = frozenset((errno.EAGAIN, errno.EINTR, errno.ECANCELED))
-"""Results of a write that the kernel has given up before its beginning."""
+"""Errors after which all of the write is done again, by other means.
+
+The kernel gives them where it did not begin, or was interrupted. To do it again is safe after any
+part of it: the whole block is written and synced by another call, whose own result counts. No other
+error may be here. It could be that of a sync, which the system reports once; see `SyncFailed`.
+"""
 
 
 class WriteRing:
@@ -46,10 +51,14 @@ class WriteRing:
     ) -> bool:
         """Begin to write the buffers at `position`. Return False if that is not possible.
 
+        No write may be in progress: it could end after this one. The file stays open under its
+        number until the write has ended: the kernel may look it up late.
+
         `ended(bytes)` follows when they are durable, `ended(SyncFailed)` if the write or its sync
         failed, and `ended(None)` if all of it is to be written again by other means.
         """
-        if self._is_refused or self._ended is not None:
+        assert self._ended is None, "a write is in progress"
+        if self._is_refused:
             return False
         try:
             self._ring.write(fd, buffers, position)
@@ -70,6 +79,9 @@ class WriteRing:
         if result is None or ended is None:
             return
         self._ended = None
+        if result == -errno.ECANCELED:
+            # It could start no thread of its own, after 45 ms; each further one would take as long.
+            self._is_refused = True
         if result == self._size:
             ended(result)
         elif result >= 0 or -result in _NOT_BEGUN:
