@@ -1,8 +1,9 @@
-"""The file system as the store sees it: the only module that calls the operating system.
+"""The file system as the store sees it, and the operating system's.
 
 All of the engine's disk access goes through `FileSystem`, so that a simulated disk can replace it.
-Errors are `OSError`, as the system reports them; the caller decides that a full disk is a temporary
-state and a failed sync is final.
+Only the kernel's own writes of the journal's blocks to a real file bypass it (`ring.py`). Errors
+are `OSError`, as the system reports them; the caller decides that a full disk is a temporary state
+and a failed sync is final.
 
 Rules: a write either wrote everything or raised; `durable=True` returns only when the bytes, and
 the length of the file, have reached the disk. Creating, renaming and removing names is durable

@@ -1,7 +1,7 @@
 """The journal's writer: staged batches become blocks, one write at a time, in files prepared ahead.
 
-One job writes one block with one `pwrite` that returns when it is on disk. Payloads in segments to
-which the block refers are written in parallel by another job; the block is done when both are.
+One block is one durable write, by the kernel (`io/ring.py`) or by a job. Payloads in segments to
+which the block refers are written in parallel by a job; the block is done when both are.
 Data staged during a write becomes the next block. A file is zero-filled and synced before its first
 block, so that a block changes no metadata; the next file is prepared while this one fills
 (`allocation.py`). A file's header is part of the same write as its first block.
@@ -68,7 +68,7 @@ the next file, and other writes meanwhile."""
 class JournalOwner(Protocol):
     """Receiver of notifications about batches.
 
-    Calls rather than results: they come when a thread is done, and no call waits for that.
+    Calls rather than results: they come when a write has ended, and no call waits for that.
     """
 
     def journal_written(self, batch: Batch | None) -> None:
@@ -92,7 +92,7 @@ class WriterState(Enum):
     AWAITING_FILE = auto()
     """A batch, or the rest of one, needs a file that is not ready yet."""
     WRITING = auto()
-    """A thread writes a block."""
+    """The kernel or a thread writes a block."""
     REFUSED = auto()
     """The block was refused for lack of disk space or memory. It is retried each second, and
     nothing is written before it."""
@@ -395,7 +395,7 @@ class Journal:
         self._hand_over(_Write(file, buffers, position, end, part, done_batch, crc))
 
     def _hand_over(self, write: _Write) -> None:
-        """Give the block to the thread; `_ended` follows.
+        """Have the block written, by the kernel or the thread; `_ended` follows.
 
         No callback may refer to itself: a cycle per block makes work for the garbage collector,
         which stops all threads.

@@ -12,7 +12,8 @@ byte, and never waits: a message that finds no room is dropped.
 The child says of each connection that it has taken it, so that one which hangs is noticed: it is
 ended, and another one started for the next browser. When it is idle it says so. The server then
 closes its end, so that no connection is lost in between, and the child ends once it has handled
-what was sent before. If the server ends, the kernel ends the child (`PR_SET_PDEATHSIG`).
+what was sent before. If the server ends, the kernel ends the child (`PR_SET_PDEATHSIG`). A
+server that is killed while a disk hangs ends, and its child with it, when the disk answers.
 
 Does not depend on what the console does.
 """

@@ -586,8 +586,9 @@ def _health(server: Server) -> Health:
 
 
 def end_now(status: int) -> NoReturn:
-    """End the process after shutting down its connections: a thread that waits for a hanging disk
-    keeps the files of an ended process open, and peers and clients would wait that long.
+    """End the process after shutting down its connections: a thread, or a write in the kernel, that
+    waits for a hanging disk keeps the files of an ended process open, and peers and clients would
+    wait that long.
 
     The sockets are shut down, not closed: another thread must not reuse a descriptor for a file.
     The process ends even if this fails.
