@@ -37,6 +37,8 @@ class WriteRing:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self.on_refused: Callable[[OSError], None] | None = None
+        """Called once, with the error after which the ring is not used again."""
         self._ended: Callable[[int | BaseException | None], None] | None = None
         """Called with the result of the write in progress; None: there is none."""
         self._size = 0
@@ -62,8 +64,8 @@ class WriteRing:
             return False
         try:
             self._ring.write(fd, buffers, position)
-        except OSError:
-            self._is_refused = True
+        except OSError as error:
+            self._refused(error)
             return False
         self._ended = ended
         self._size = sum(map(len, buffers))
@@ -81,13 +83,18 @@ class WriteRing:
         self._ended = None
         if result == -errno.ECANCELED:
             # It could start no thread of its own, after 45 ms; each further one would take as long.
-            self._is_refused = True
+            self._refused(OSError(errno.ECANCELED, "the kernel could start no thread"))
         if result == self._size:
             ended(result)
         elif result >= 0 or -result in _NOT_BEGUN:
             ended(None)
         else:
             ended(failed_sync(-result))
+
+    def _refused(self, error: OSError) -> None:
+        self._is_refused = True
+        if self.on_refused is not None:
+            self.on_refused(error)
 
     def wait(self) -> None:
         """Wait until no write is in progress. Blocks; reports nothing."""

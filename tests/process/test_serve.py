@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from segments.io.ring import open_ring
 from tests.chaos.harness.replica_set import free_port
 from vdl.commands.servers.open_files import within_files
 from vdl.config.settings import parse_config
@@ -291,3 +292,23 @@ def test_part_of_the_data_directory_that_is_missing_is_named(tmp_path):
         assert "restore it and start again" in words
         aside.rename(part)
     live()
+
+
+@pytest.mark.skipif(open_ring() is None, reason="the kernel offers no ring here")
+@pytest.mark.parametrize(("wanted", "writer"), [("true", "io_uring"), ("false", "thread")])
+def test_journal_is_written_by_the_kernel_unless_that_is_turned_off(wanted, writer, tmp_path):
+    """The log says which, and only a server that may has a ring."""
+    port = free_port()
+    command = serve(tmp_path, port)
+    with (tmp_path / "server.toml").open("a", encoding="utf-8") as settings:
+        settings.write(f"[storage]\nio_uring = {wanted}\n")
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        reachable(port)
+        memory = Path(f"/proc/{server.pid}/maps").read_text()
+    finally:
+        server.kill()
+        server.wait(30)
+    assert f"journal_writes={writer}" in (tmp_path / "log").read_text()
+    assert ("[io_uring]" in memory) == (writer == "io_uring")

@@ -161,6 +161,10 @@ class Config:
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
     host: HostOptions = field(default_factory=HostOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    io_uring: bool = True
+    """If True, the kernel writes the journal's blocks where it offers io_uring; otherwise a
+    thread."""
+
     log: LogOptions = field(default_factory=LogOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     otlp: OtlpOptions = field(default_factory=OtlpOptions)
@@ -437,6 +441,7 @@ KEYS: dict[str, Key] = {
     "storage.large_bytes": Key("store.large_bytes_min", size(16 * MIB, TIB)),
     "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
     "storage.accept_empty": Key("store.accept_empty", boolean),
+    "storage.io_uring": Key("io_uring", boolean),
     "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),
     # --- encryption and authentication
     "tls.certificate": Key("tls.certificate", path),

@@ -182,8 +182,9 @@ class Process:
 
             fetching = SideThread("jwks", self._doorbell.ring)
             TokenKeys(tokens, fetching.run, self._clock, self._log).start()
-        write_ring = open_ring()
+        write_ring = open_ring() if config.io_uring else None
         if write_ring is not None:
+            write_ring.on_refused = self._ring_refused
             loop.add_reader(write_ring.fileno(), write_ring.look)
         workers = ThreadWorkers(
             self._doorbell.ring,
@@ -221,7 +222,9 @@ class Process:
         # The process owns the directory from here on.
         added_users = take_added_users(config.data_dir, time.time())
         self._open_audit()
-        recovery.ended(len(store.logs))
+        recovery.ended(
+            len(store.logs), journal_writes="thread" if write_ring is None else "io_uring"
+        )
         if store.strays:
             self._warn_of_strays(store.strays)
         if config.store.place_bytes_min and not store.writes_in_place:
@@ -542,6 +545,10 @@ class Process:
             exc_info=error if isinstance(error, BaseException) else None,
         )
         end_now(EXIT_FAILED)
+
+    def _ring_refused(self, error: OSError) -> None:
+        """Log that blocks of the journal are written by a thread from now on."""
+        self._log.info("io_uring_refused", journal_writes="thread", error=str(error))
 
     def _read_refused(self, error: OSError) -> None:
         """Log that a read from disk was abandoned: its client retries."""

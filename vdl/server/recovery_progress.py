@@ -28,7 +28,12 @@ class RecoveryProgress:
             self._next_ns = now_ns + SHOWN_EVERY_NS
             self._log.info("recovering", reading=what, done=done, of=total)
 
-    def ended(self, logs: int) -> None:
-        """Log that everything is read, and the store is open."""
+    def ended(self, logs: int, *, journal_writes: str) -> None:
+        """Log that everything is read, and the store is open.
+
+        `journal_writes`: what writes blocks of the journal, `io_uring` or `thread`.
+        """
         seconds = (self._now_ns() - self._began_ns) / 1e9
-        self._log.info("recovered", logs=logs, seconds=round(seconds, 3))
+        self._log.info(
+            "recovered", logs=logs, seconds=round(seconds, 3), journal_writes=journal_writes
+        )

@@ -20,9 +20,9 @@ def test_long_recovery_is_told_once_a_second_and_every_one_at_its_end():
     for n in range(40):  # ten a second
         progress.told("logs", n, 40)
         now[0] += SECOND // 10
-    progress.ended(40)
+    progress.ended(40, journal_writes="thread")
     assert log.lines == [
         ("recovering", {"reading": "logs", "done": 20, "of": 40}),
         ("recovering", {"reading": "logs", "done": 30, "of": 40}),
-        ("recovered", {"logs": 40, "seconds": 4.0}),
+        ("recovered", {"logs": 40, "seconds": 4.0, "journal_writes": "thread"}),
     ]

@@ -26,7 +26,7 @@ class Loop:
     """Runs what threads and the ring report, on the caller's thread."""
 
     def __init__(self, ring):
-        self._ring = ring
+        self.ring = ring
         self._rung = []
         self._bell = os.eventfd(0)
         self.workers = ThreadWorkers(self._take, self._later, write_ring=ring)
@@ -44,12 +44,12 @@ class Loop:
     def until(self, condition):
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
-        poll.register(self._ring.fileno(), select.POLLIN)
+        poll.register(self.ring.fileno(), select.POLLIN)
         while not condition():
             ready = poll.poll(HANG_SECONDS * 1_000)
             assert ready, "nothing was reported"
-            if any(file == self._ring.fileno() for file, _ in ready):
-                self._ring.look()
+            if any(file == self.ring.fileno() for file, _ in ready):
+                self.ring.look()
             if any(file == self._bell for file, _ in ready):
                 os.eventfd_read(self._bell)
                 while self._rung:
@@ -144,8 +144,9 @@ def test_failed_write_of_the_kernel_is_a_failed_sync(path, code):
 )
 def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result, runs):
     """The next one goes to the kernel again, unless the kernel got no thread for this one."""
-    kernel, ended = RefusedRing(result, 5), []
+    kernel, ended, refused = RefusedRing(result, 5), [], []
     loop = Loop(WriteRing(kernel))
+    loop.ring.on_refused = refused.append
     writes = [Write(9), Write(9)]
     for count, write in enumerate(writes, start=1):
         loop.workers.write(write, ended.append)
@@ -154,11 +155,13 @@ def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result
     assert ended == [5, 5]
     assert [write.runs for write in writes] == runs
     assert kernel.taken == runs.count(0) + 1
+    assert [error.errno for error in refused] == [errno.ECANCELED] * (runs.count(1) - 1)
 
 
 def test_ring_that_refuses_a_write_is_not_used_again():
-    kernel, ended = RefusedRing(None, 5), []
+    kernel, ended, refused = RefusedRing(None, 5), [], []
     loop = Loop(WriteRing(kernel))
+    loop.ring.on_refused = refused.append
     writes = [Write(9), Write(9)]
     for count, write in enumerate(writes, start=1):
         loop.workers.write(write, ended.append)
@@ -166,6 +169,7 @@ def test_ring_that_refuses_a_write_is_not_used_again():
     loop.close()
     assert [write.runs for write in writes] == [1, 1]
     assert kernel.taken == 0
+    assert [error.errno for error in refused] == [errno.EPERM]
 
 
 @needs_ring
