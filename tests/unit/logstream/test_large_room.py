@@ -1,5 +1,6 @@
 """Large batches: a server without room for another one refuses it, and everything else goes on."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,3 +107,14 @@ def test_two_servers_that_are_full_of_their_own_take_one_from_each_other(
     fates = [cluster.append(stream, bytes(2 * LARGE), ms=9_000) for stream in streams]
     cluster.run(9_500)
     assert errors(*fates) == [ErrorCode.NONE] * 6
+
+
+def test_large_batches_held_after_a_loss_of_leadership_are_counted(cluster: Any) -> None:
+    stream = cluster.leader(cluster.create_topic())
+    ahead, batch = stream.group.ahead, bytes(LARGE)
+    ahead.bytes_min = LARGE
+    held = stream.appending._own_held()
+    ahead.queued = held
+    stream.appending.leadership_lost()
+    stream.appending._own_held().append(SimpleNamespace(batch=batch))
+    assert ahead.bytes == len(batch)

@@ -150,6 +150,8 @@ class Appending:
     def _own_held(self) -> list[Append]:
         if self.held is NO_ITEMS:
             self.held = []
+            if (ahead := self._stream.group.writing_ahead) is not None:
+                ahead.queued = self.held
         return self.held
 
     def _append(self, append: Append) -> bool:
