@@ -131,6 +131,7 @@ class Periodic:
             return
         now_ns = state.clock.now_ns()
         state.clock.call_later(until_next(now_ns, SWEEP_NS), self._sweep)
+        state.loop_time.beat()
         state.gaps.look()
         self._timers.look_at_campaigns(now_ns)
         self.overload.look()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vdl.clock import MS
+from vdl.clock import MS, until_next
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.time.loop_time import BEAT_NS, GRACE_NS, SLOWEST, UNREAD_NS, LoopTime
 
@@ -32,7 +32,7 @@ class LateClock:
     def run(self, ns: int) -> None:
         """Let time pass, and run timers when they are due."""
         end = self.now + ns
-        while self.due and min(self.due)[0] <= end:
+        while self.due and min(due[0] for due in self.due) <= end:
             first = min(self.due, key=lambda due: due[0])
             self.due.remove(first)
             self.now = max(self.now, first[0])
@@ -91,6 +91,25 @@ def test_time_never_stands_and_never_runs_back(clock: LateClock, time: LoopTime)
         clock.run(0)
     passed = (clock.now_ns() - 10**12) // TICK_NS
     assert passed // SLOWEST <= last - began < passed // 2
+
+
+@pytest.mark.parametrize("work_ms", [30, 60, 95])
+def test_work_that_begins_with_the_beat_is_no_lateness(
+    clock: LateClock, time: LoopTime, work_ms: int
+) -> None:
+    """Its timer is the first of two that are due together."""
+
+    def sweep() -> None:
+        time.beat()
+        clock.pass_by(work_ms * MS)
+        clock.call_later(until_next(clock.now_ns(), BEAT_NS), sweep)
+
+    clock.due.insert(0, (clock.due[0][0], sweep))
+    clock.run(50 * BEAT_NS)
+    assert (time.late_total_ns, time.lost_ns, time.late_ns) == (0, 0, 0)
+    clock.pass_by(800 * MS)
+    clock.run(0)
+    assert time.late_ns > 500 * MS
 
 
 def test_lateness_is_forgotten_once_the_loop_is_in_time(clock: LateClock, time: LoopTime) -> None:

@@ -30,6 +30,7 @@ SLOWEST = 4
 """Time runs at least at this fraction (1/4) of real time."""
 KEPT = 64
 """Number of late periods kept: more than there are in any timeout."""
+NO_BEAT = -1
 UNREAD_NS = 70 * MS
 """Data that lie unread for less are a burst, comparable to a turn that takes no longer."""
 
@@ -49,6 +50,7 @@ class LoopTime:
         "_is_late",
         "_lately",
         "_leaves_unread",
+        "_number",
         "_unread_ns",
         "late_ns",
         "late_total_ns",
@@ -65,6 +67,8 @@ class LoopTime:
         self._is_late = False
         self._leaves_unread = False
         """State at the last beat."""
+        self._number = NO_BEAT
+        """Number of the interval of the last beat."""
         self._lately: deque[tuple[int, int, int]] = deque(maxlen=KEPT)
         """(start, end, lost time) of the last periods in which the loop was late."""
         self.lost_ns = 0
@@ -139,6 +143,18 @@ class LoopTime:
     def _beat(self) -> None:
         if self._closed:
             return
+        self.beat()
+        self._clock.call_later(until_next(self._clock.now_ns(), BEAT_NS), self._beat)
+
+    def beat(self) -> None:
+        """Account for the lateness of the loop, once an interval.
+
+        Work that the loop does at each beat calls it first: its own time is no lateness.
+        """
+        number = self._clock.now_ns() // BEAT_NS
+        if number == self._number:
+            return
+        self._number = number
         now_ns = self._look()
         late_ns = now_ns - self._lately[-1][0] if self._is_late else 0
         self.late_ns = max(late_ns, self.late_ns - self.late_ns // 4 - 1, 0)
@@ -146,6 +162,4 @@ class LoopTime:
         if self._leaves_unread and not self._is_late:
             self._lately.append((now_ns, now_ns, 0))
         self._is_late = self._leaves_unread
-        wait_ns = until_next(now_ns, BEAT_NS)
-        self._due_ns = now_ns if self._leaves_unread else now_ns + wait_ns
-        self._clock.call_later(wait_ns, self._beat)
+        self._due_ns = now_ns + (0 if self._leaves_unread else until_next(now_ns, BEAT_NS))
