@@ -8,7 +8,8 @@ part of the replicated state. So a coordinator's leader keeps how much each hold
 before it proposes: a group counts for the principal that first sent a request for it to this
 leader. A group without such a request counts for no principal, but its bytes are not free. No
 principal may hold more than three times what it leaves free (`kafka/shares.py`): most of an
-otherwise empty room, and never all of it.
+otherwise empty room, and never all of it. Participants of a transaction may take more: a principal
+with many transactional ids can still use them.
 
 A command counts from before it is proposed until it is decided; then the group is counted again.
 
@@ -35,11 +36,15 @@ from vdl.state.table import text_bytes
 from vdl.state.transactions import ID_BYTES, PARTICIPANT_BYTES
 
 TIMES_OF_FREE = 3
+TIMES_OF_FREE_IN_USE = 15
+"""The same for participants that are added to a transactional id. They are freed when the
+transaction ends."""
 RECOUNT_NS = 1_000 * MS
 """Least time between two recounts of all groups. A recount comes before a refusal, because groups
 also shrink without a request."""
 IDLE_LOOKED_MS = 60_000
-"""Time between two looks at which transactional ids may be forgotten: some milliseconds."""
+"""Time between two looks at which transactional ids may be forgotten: some milliseconds. Each
+recount looks, too."""
 _FORGOTTEN_FROM = 1_000
 _NOBODY = ""
 
@@ -52,6 +57,8 @@ class Room:
     held: Callable[[], int]
     held_by: Callable[[str], int]
     """Bytes held by a group."""
+    look_again: Callable[[], None] = lambda: None
+    """Called before a refusal: `held` may depend on an older look."""
 
 
 def shared_room(machine: Coordinator) -> Room:
@@ -87,17 +94,19 @@ def room_of_transactions(machine: Coordinator, now_ms: Callable[[], int]) -> Roo
         known = transactions.ids.get(transactional_id)
         return 0 if known is None or known.may_be_forgotten(now_ms()) else known.bytes
 
-    def held() -> int:
+    def look() -> None:
         nonlocal looked_ms, free
-        at_ms = now_ms()
-        if at_ms - looked_ms >= IDLE_LOOKED_MS:
-            known = transactions.ids.values()
-            free = sum(one.bytes for one in known if one.may_be_forgotten(at_ms))
-            looked_ms = at_ms
+        looked_ms = now_ms()
+        known = transactions.ids.values()
+        free = sum(one.bytes for one in known if one.may_be_forgotten(looked_ms))
+
+    def held() -> int:
+        if now_ms() - looked_ms >= IDLE_LOOKED_MS:
+            look()
         left = transactions.bytes_max - max(0, transactions.bytes - free)
         return TRANSACTIONS_BYTES_MAX - left
 
-    return Room(TRANSACTIONS_BYTES_MAX, held, held_by)
+    return Room(TRANSACTIONS_BYTES_MAX, held, held_by, look)
 
 
 class GroupShares:
@@ -120,21 +129,23 @@ class GroupShares:
         """Invariant: the sum of `_counted`."""
         self._recounted_ns = -RECOUNT_NS
 
-    def begin(self, asker: str, group_id: str, more: int) -> str | None:
+    def begin(self, asker: str, group_id: str, more: int, times: int = TIMES_OF_FREE) -> str | None:
         """Count a command of `asker` that takes `more` bytes. Return the principal that it counts
-        for, to be passed to `end`; None if that principal has used up its share."""
+        for, to be passed to `end`; None if that principal would hold more than `times` what it
+        leaves free."""
         if len(self._owners) > _FORGOTTEN_FROM + 2 * self._machine.item_count:
             self._recount()
         owner = self._owners.setdefault(group_id, asker)
         self._count(group_id)
-        if not self._may_take(owner, more):
+        if not self._may_take(owner, more, times):
             now_ns = self._clock.now_ns()
             if now_ns - self._recounted_ns < RECOUNT_NS:
                 return None
             self._recounted_ns = now_ns
+            self._room.look_again()
             self._recount()
             owner = self._owners.setdefault(group_id, asker)
-            if not self._may_take(owner, more):
+            if not self._may_take(owner, more, times):
                 return None
         self._shares.change(owner, more)
         return owner
@@ -145,10 +156,10 @@ class GroupShares:
         if group_id in self._owners:
             self._count(group_id)
 
-    def _may_take(self, owner: str, more: int) -> bool:
+    def _may_take(self, owner: str, more: int, times: int) -> bool:
         others = max(0, self._room.held() - self._held)
         self._shares.change(_NOBODY, others - self._shares.held(_NOBODY))
-        return self._shares.may_take(owner, more)
+        return self._shares.may_take(owner, more, times)
 
     def _recount(self) -> None:
         """Count all groups again, and forget those that are gone, except groups whose positions

@@ -48,10 +48,11 @@ class Shares:
         else:
             self._held.pop(who, None)
 
-    def may_take(self, who: str, more: int) -> bool:
-        """Return True if `who`, with `more`, would hold at most `times` what it leaves free."""
+    def may_take(self, who: str, more: int, times: int = 0) -> bool:
+        """Return True if `who`, with `more`, would hold at most `times` what it leaves free.
+        0: as many times as usual."""
         left = self.limit - self.used - more
-        return self._held.get(who, 0) + more <= self._times * left
+        return self._held.get(who, 0) + more <= (times or self._times) * left
 
     def has_share(self, who: str) -> bool:
         """Return True if `who` holds as much as it may, or more."""

@@ -12,6 +12,8 @@ from tests.unit.kafka_groups.cluster import Call, Cluster
 from tests.unit.kafka_groups.consumer import heartbeat
 from vdl.errors import ErrorCode
 from vdl.kafka.groups import led_coordinator
+from vdl.kafka.room_shares import TIMES_OF_FREE_IN_USE
+from vdl.kafka.transactions.led_transactions import LedTransactions
 from vdl.kafka.wire import add_partitions_to_txn as add_wire
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import init_producer_id as init_wire
@@ -385,3 +387,34 @@ def test_transactional_ids_of_one_user_leave_room_for_those_of_others() -> None:
     assert again.error_code == ErrorCode.NONE
     cluster.advance(IDLE_MS_MIN + 1_000)  # other ids may be forgotten then
     assert begin_transactions(cluster, "eve", "later" + long)
+
+
+def test_user_with_a_whole_share_of_the_ids_can_use_those_it_has() -> None:
+    """It gets no new ids. Its open transactions leave others room to begin."""
+    cluster = secured()
+    transactions = cluster.machine(GROUP).transactions
+    long = "e" * 3_000
+    made = begin_transactions(cluster, "eve", long)
+    assert transactions.bytes > TRANSACTIONS_BYTES_MAX * 3 // 4 - 4_000
+    assert {add_partitions(cluster, name, "eve") for name in made} == {ErrorCode.NONE}
+    assert not begin_transactions(cluster, "eve", "later" + long)
+    led = cluster.servers[1].transactions.find(made[0])
+    assert isinstance(led, LedTransactions)
+    added = 0
+    while led.shares.begin("eve", made[0], 6_000, TIMES_OF_FREE_IN_USE) is not None:
+        added += 6_000
+    assert transactions.bytes + added > TRANSACTIONS_BYTES_MAX * 7 // 8
+    alice = begin_transactions(cluster, "alice", "alice")
+    assert add_partitions(cluster, alice[0], "alice") == ErrorCode.NONE
+
+
+def test_ids_that_have_just_become_idle_are_free_for_new_ones() -> None:
+    """The ids that are idle are counted again before a refusal."""
+    cluster = secured()
+    cluster.machine(GROUP)
+    long = "e" * 3_000
+    made = begin_transactions(cluster, "eve", long)
+    cluster.advance(IDLE_MS_MIN - 20_000)
+    assert not begin_transactions(cluster, "eve", "early" + long)
+    cluster.advance(21_000)
+    assert len(begin_transactions(cluster, "eve", "later" + long)) > len(made) * 3 // 4

@@ -17,7 +17,7 @@ import msgspec
 from ids import GroupId
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
-from vdl.kafka.room_shares import transactions_growth
+from vdl.kafka.room_shares import TIMES_OF_FREE, TIMES_OF_FREE_IN_USE, transactions_growth
 from vdl.kafka.transactions.led_transactions import (
     LedTransactions,
     TransactionHost,
@@ -130,7 +130,9 @@ class TransactionCoordinator:
             done(led, None)
             return
         more = transactions_growth(led.machine, command) if asker else 0
-        owner = led.shares.begin(asker, name, more) if more > 0 else ""
+        is_in_use = isinstance(command, commands.AddToTransaction)
+        times = TIMES_OF_FREE_IN_USE if is_in_use else TIMES_OF_FREE
+        owner = led.shares.begin(asker, name, more, times) if more > 0 else ""
         if owner is None:
             done(COORDINATOR_IS_FULL, None)
             return
