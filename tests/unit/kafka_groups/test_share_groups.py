@@ -140,6 +140,34 @@ def test_topic_is_read_once_all_of_it_has_room(monkeypatch: pytest.MonkeyPatch) 
     made.assert_replicas_equal()
 
 
+def test_topics_that_are_not_decided_yet_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups may begin to read at the same time, and only one of them has room."""
+    made = cluster()
+    made.create_topic("large", partitions=1_000)
+    names = [f"queue{number}" for number in range(100)]
+    where = made.servers[1].coordinator_group
+    one, other = [name for name in names if where(name) == where(names[0])][:2]
+    machine = made.machine(one)
+    states = machine.share.states
+    room = SPARE_BYTES + 1_500 * states.size_of(one)
+    with monkeypatch.context() as full:
+        bytes_max = machine.shared_bytes + room
+        full.setattr(coordinator, "COORDINATOR_BYTES_MAX", bytes_max)
+        made.commits = False
+        for name in (one, other, one):
+            request = wire.ShareGroupHeartbeatRequest(name, "a", 0, None, ["large"])
+            made.call(HEARTBEAT, 1, request)
+        made.commits = True
+        made.pump()
+        assert len(states.of(one)) == 1_000
+        assert machine.share.groups.groups[one].topics
+        assert not states.of(other)
+    beat_again = wire.ShareGroupHeartbeatRequest(other, "a", 1, None, None)
+    made.call(HEARTBEAT, 1, beat_again)
+    assert len(states.of(other)) == 1_000
+    made.assert_replicas_equal()
+
+
 def test_a_leave_is_decided_alike_by_a_replica_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -144,16 +144,24 @@ class LedCoordinator:
 
     def propose(self, command: Any) -> None:
         """Propose for a timer, which is armed to try again."""
-        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
+        self._propose_then(command, _ignore)
 
     def _propose_then(self, command: Any, done: Callable[[Outcome], None]) -> None:
-        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+        added = self.share.begin(command)
+
+        def decided(outcome: Outcome) -> None:
+            self.share.end(added)
+            done(outcome)
+
+        self.state_group.propose(
+            command, deadline_ns=self.deadline_ns(), done=decided if added else done
+        )
 
     def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool:
         """Propose a client's command. Return False, without proposing it, if the principal has used
         up its share of the coordinator's room. Without access control there are no shares."""
         if not asker or not self.options.authorizer:
-            self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+            self._propose_then(command, done)
             return True
         taken: list[tuple[GroupShares, str, int]] = []
         for shares, more in self._taken_from(command):
@@ -167,14 +175,14 @@ class LedCoordinator:
                 return False
             taken.append((shares, owner, more))
         if not taken:
-            self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+            self._propose_then(command, done)
             return True
 
         def decided(outcome: Outcome) -> None:
             self._end_shares(command.group_id, taken)
             done(outcome)
 
-        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=decided)
+        self._propose_then(command, decided)
         return True
 
     def _taken_from(self, command: Any) -> Iterator[tuple[GroupShares, int]]:

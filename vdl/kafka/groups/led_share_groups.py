@@ -6,7 +6,7 @@ group's topics are those of the applied catalog at each heartbeat that finds the
 
 A topic that is new to the group is left out until all of its share-partitions have room. If only
 some were created, the others would later be taken for partitions added to the topic, and would be
-read from their beginning.
+read from their beginning. Topics of commands that are not decided yet count as well.
 
 Does not depend on requests, share-partitions or other kinds of groups.
 """
@@ -21,7 +21,7 @@ from vdl.clock import Clock
 from vdl.kafka.configs.group_configs import BY_NAME
 from vdl.kafka.groups.member_sessions import MemberSessions
 from vdl.state.catalog import Catalog
-from vdl.state.commands import LeaveShareGroup, ShareTopic
+from vdl.state.commands import AlterShareOffsets, JoinShareGroup, LeaveShareGroup, ShareTopic
 from vdl.state.coordinator import Coordinator
 from vdl.state.resource_configs import ResourceType
 from vdl.state.share_groups import ShareGroup
@@ -29,13 +29,20 @@ from vdl.state.share_groups import ShareGroup
 MEMBERS_MAX = 200
 """`group.share.max.size`: members of one group."""
 SPARE_BYTES = 64 << 10
-"""Room that a topic new to a group must leave: for commands that are decided before its own."""
+"""Room that a topic new to a group must leave: for commands that are decided before its own, other
+than those of share groups."""
+
+Topics = list[tuple[str, bytes]]
+"""Topics that a command adds: group id and topic id of each."""
 
 
 class LedShareGroups:
     """Leader's state of the share groups: see the module."""
 
-    __slots__ = ("_catalog", "_groups", "_machine", "_propose", "_sessions", "_tell_full")
+    __slots__ = (
+        "_catalog", "_groups", "_machine", "_propose", "_sessions", "_tell_full", "_undecided",
+        "_undecided_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,6 +59,10 @@ class LedShareGroups:
         self._catalog = catalog
         self._propose = propose
         self._tell_full = tell_full
+        self._undecided: dict[tuple[str, bytes], list[int]] = {}
+        """Number of undecided commands that add a topic to a group, and the bytes it needs."""
+        self._undecided_bytes = 0
+        """Invariant: the sum of the bytes in `_undecided`."""
         self._sessions = MemberSessions(clock, self._over)
         for group in self._groups.groups.values():
             for member_id in group.members:
@@ -76,6 +87,39 @@ class LedShareGroups:
         for member_id in members:
             if (group_id, member_id) not in self._sessions:
                 self.renew(group_id, member_id)
+
+    def begin(self, command: Any) -> Topics:
+        """Count the topics that a command adds, before it is proposed. Return them, to be passed to
+        `end`."""
+        match command:
+            case JoinShareGroup() | LeaveShareGroup():
+                named = [(one.topic_id, one.partition_groups) for one in command.topics]
+            case AlterShareOffsets():
+                named = command.topics
+            case _:
+                return []
+        added: Topics = []
+        for topic_id, partitions in named:
+            key = command.group_id, topic_id
+            before = self._undecided.get(key)
+            if before is not None:
+                before[0] += 1
+            elif needed := self._needed(command.group_id, topic_id, partitions):
+                self._undecided[key] = [1, needed]
+                self._undecided_bytes += needed
+            else:
+                continue
+            added.append(key)
+        return added
+
+    def end(self, added: Topics) -> None:
+        """End a command that is decided, or never will be here."""
+        for key in added:
+            undecided = self._undecided[key]
+            undecided[0] -= 1
+            if not undecided[0]:
+                self._undecided_bytes -= undecided[1]
+                del self._undecided[key]
 
     def topics_of(self, group_id: str, names: Iterable[str]) -> list[ShareTopic]:
         """Return those of the topics that exist and have room, by name."""
@@ -104,10 +148,14 @@ class LedShareGroups:
         return not needed or self._has_room(needed)
 
     def _needed(self, group_id: str, topic_id: bytes, partitions: Sequence[GroupId]) -> int:
+        """Return the bytes that a topic needs; 0 if the group has them, or an undecided command
+        takes them."""
+        if (group_id, topic_id) in self._undecided:
+            return 0
         return self._machine.share.bytes_of_topic(group_id, topic_id, len(partitions))
 
     def _has_room(self, needed: int) -> bool:
-        return needed + SPARE_BYTES <= self._machine.free_bytes
+        return self._undecided_bytes + needed + SPARE_BYTES <= self._machine.free_bytes
 
     def close(self) -> None:
         """Stop because the server no longer leads the coordinator."""
