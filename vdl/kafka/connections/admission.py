@@ -257,6 +257,8 @@ class Admission:
             return self.waiting.popleft()
         turn = self._turn
         context, size = turn.context, request.bytes
+        if turn.work_budget.passed_from_ns:
+            turn.work_budget.pay_for_pass()
         budget = turn.record_budget if api.pipelined else self._budget_of(api, size)
         if budget.started_ns >= budget.until_ns:
             is_small = size <= SMALL_REQUEST_BYTES and not api.pipelined

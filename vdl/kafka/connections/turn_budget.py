@@ -26,10 +26,12 @@ two such budgets:
   a record passes, a slice is followed by a rest of `REST` times its length, in which the loop is
   idle if it has nothing else to do. Where records are few, a rest lasts until the record has
   passed, but not again for `YIELD_EVERY_NS`: so it waits for one slice only. In each rest one
-  request of a few bytes may start, of a principal that did not have the slice: an administrator
-  does not rest for a crowd. The rest is longer then. Without records there is no rest. Where a
-  turn is long for any reason, a slice, and a part of a long request, has at least a `TURN_PARTS`th
-  of it: a client waits for the end of a long request for a certain time.
+  request of a few bytes may start, of a principal that had neither the slice nor the last such
+  request: an administrator does not rest for a crowd. The rest is then longer by the time of that
+  request, and `REST` times this: all together have no more of the loop than before. Without
+  records there is no rest. Where a turn is long for any reason, a slice, and a part of a long
+  request, has at least a `TURN_PARTS`th of it: a client waits for the end of a long request for a
+  certain time.
 
 Fair queueing (Demers, Keshav and Shenker, 1989) on two levels decides which request is next. Each
 principal has the same share of the time, independent of its number of connections, and each of its
@@ -278,6 +280,7 @@ class StartBudget:
         "_long_ns",
         "_may_yield",
         "_one_may_pass",
+        "_passer",
         "_records",
         "_rested_for",
         "_rests_until_ns",
@@ -291,6 +294,7 @@ class StartBudget:
         "_turn_has_ended",
         "_waiting",
         "_yields_again_ns",
+        "passed_from_ns",
         "started_ns",
         "starts",
         "turn_ns",
@@ -319,7 +323,11 @@ class StartBudget:
         self._one_may_pass = False
         """True if a small request may start in the present rest."""
         self._rested_for: set[str] = set()
-        """Principals that had the last slice."""
+        """Principals that had the last slice, or whose request started in the rest before it."""
+        self._passer: str | None = None
+        """Principal whose request started since the last slice."""
+        self.passed_from_ns = 0
+        """Time when it started; 0 once it is paid for. See `pay_for_pass`."""
         self._yields_again_ns = 0
         """Time from which they may rest for a whole passage again."""
         self._may_yield = False
@@ -378,6 +386,8 @@ class StartBudget:
 
         If not, `resume_starting` is called in a later turn.
         """
+        if self.passed_from_ns:
+            self.pay_for_pass()
         if is_small and self._may_pass(starter.asker):
             return True
         if not self._waiting:
@@ -422,16 +432,40 @@ class StartBudget:
         return False
 
     def _may_pass(self, asker: str) -> bool:
-        """Return True for the first small request in a rest, of a principal that did not have the
-        slice before. The rest is then as much longer as for a slice."""
+        """Return True for the first small request in a rest, of a principal that had neither the
+        slice before nor the last such request."""
         if not self._one_may_pass or self._end_ns or asker in self._rested_for:
             return False
         now_ns = self._clock.now_ns()
         if now_ns >= self._rests_until_ns:
             return False
         self._one_may_pass = False
-        self._rests_until_ns += REST * SLICE_NS
+        self._passer, self.passed_from_ns = asker, now_ns
+        self._clock.call_soon(self.pay_for_pass)
         return True
+
+    def pay_for_pass(self) -> None:
+        """Lengthen the rest, and charge the principal, for the request that started in it.
+
+        Called when the loop does something else: by sessions before the next start of any kind, if
+        `passed_from_ns` is set. Only the first call has an effect.
+        """
+        name, from_ns = self._passer, self.passed_from_ns
+        if name is None or not from_ns:
+            return
+        used_ns, self.passed_from_ns = self._clock.now_ns() - from_ns, 0
+        self._rests_until_ns += used_ns + min(REST * used_ns, REST_NS_MAX)
+        line, asker = self._line, self._askers.get(name)
+        if asker is None:
+            asker = self._askers[name] = _Asker()
+        waits = asker in line.places
+        if waits:
+            line.leave(asker)
+        asker.shared_until_ns = max(asker.shared_until_ns, line.fair_ns)
+        asker.share_ns = 0
+        line.charge(asker, used_ns)
+        if waits:
+            line.join(asker)
 
     def leave(self, starter: Starter) -> None:
         """Remove a waiting connection."""
@@ -485,6 +519,7 @@ class StartBudget:
 
     def _next_turn(self) -> None:
         self._is_armed = False
+        self.pay_for_pass()
         began_ns = now_ns = self._clock.now_ns()
         if self._due_ns:
             self._late_ns = min(now_ns - self._due_ns, LATE_NS_MAX)
@@ -507,6 +542,9 @@ class StartBudget:
         is_slice = bool(self._waiting)
         if is_slice:
             self._rested_for.clear()
+            if self._passer is not None:
+                self._rested_for.add(self._passer)
+                self._passer = None
         small, small_end_ns = self._small, now_ns + self._short_ns // SMALL_PARTS
         for _ in range(len(small)):  # not those that arrive meanwhile
             if now_ns >= small_end_ns:

@@ -10,6 +10,7 @@ from vdl.clock import MS, Timer
 from vdl.kafka.connections.turn_budget import (
     OTHERS_NS,
     PASSAGE_NS,
+    REST,
     REST_NS_MAX,
     SLICE_NS,
     StartBudget,
@@ -191,3 +192,28 @@ def test_lone_record_has_its_passage_for_itself() -> None:
         loop.produced_ns = loop.ns
         started.append(started_until(loop.ns + PASSAGE_NS))
     assert max(started) <= 1, started
+
+
+def test_small_request_that_starts_in_a_rest_is_paid_for() -> None:
+    """Even one that takes long takes no time from others, however often its principal asks."""
+    loop = Loop()
+    crowd = [Connection(loop, "crowd") for _ in range(20)]
+    lone = Connection(loop, "lone")
+    lone.takes_ns = 2 * MS
+    next_ns, at_once = loop.ns + 10 * MS, 0
+    began_ns = loop.ns
+    while loop.ns < began_ns + 4 * SECOND:
+        busy_with_records(loop)
+        for one in crowd:
+            one.ask()
+        if lone.asked_ns < 0 and loop.ns >= next_ns:
+            lone.ask()
+            at_once += lone.asked_ns < 0
+            next_ns = loop.ns + MS
+        loop.turn()
+    lone_ns, crowd_ns = (
+        sum(one.takes_ns * len(one.waits_ns) for one in ones) for ones in ([lone], crowd)
+    )
+    assert at_once > 0
+    assert lone_ns + crowd_ns <= 1.05 / (1 + REST) * (loop.ns - began_ns)
+    assert lone_ns <= 1.05 * crowd_ns
