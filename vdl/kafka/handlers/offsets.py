@@ -423,6 +423,7 @@ def _pages_before_v8(
         for name, indexes in found.items()
     )
     yield from pages_of_lists(page, "partitions", topics, size)
+    yield (), page([])  # an error that came within a topic that is cut
 
 
 def _pages(
@@ -453,6 +454,7 @@ def _pages(
         for _ in positions.by_topic(found, size):
             yield place, page([])
         yield from pages_of_lists(page, "partitions", _topics(positions, found), size, place)
+        yield place, page([])  # an error that came within a topic that is cut
 
 
 def _topics(
