@@ -61,7 +61,10 @@ class Assembled:
 
 
 class Unbuilt:
-    """A large answer that is built when its turn comes and there is memory. `build` may raise."""
+    """A large answer that is built when its turn comes and there is memory.
+
+    `build` may raise, and may return an `InParts`.
+    """
 
     __slots__ = ("build",)
 

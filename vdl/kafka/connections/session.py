@@ -116,7 +116,7 @@ class Session:
     `InParts`  it is oldest, and it is its turn                        its first response
     `Later`    the handler's answer is known                           response or `Unbuilt`
     `_InTurn`  it is oldest, and it is its turn                        that of the handler
-    `Unbuilt`  it is oldest, it is its turn, and there is memory       response
+    `Unbuilt`  it is oldest, it is its turn, and there is memory       response, `InParts`
     response   it is oldest, of a part: the answers are joined         `Later`, until the next part
     response   it is oldest                                            sent
     """
@@ -596,20 +596,21 @@ class Session:
             must_finish = wide is not None and wide.bytes > 0
             if not admission.may_build(exchange.started_ns, must_finish=must_finish):
                 return False
-        if type(answer) is InParts:
-            self._begin_pages(exchange, answer)
-            return True
         if type(answer) is Unbuilt:
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
                 answer = error
-            if exchange.measured is not None or wide is not None:
+            # The time of one that turns out to be made in parts counts for its first part.
+            if type(answer) is not InParts and (exchange.measured is not None or wide is not None):
                 turn = self._turn
                 used_ns = turn.context.clock.now_ns() - turn.started_ns
                 exchange.used_ns += used_ns
                 if wide is not None:
                     wide.used(used_ns)
+        if type(answer) is InParts:
+            self._begin_pages(exchange, answer)
+            return True
         if wide is not None:
             if self._goes_on(exchange, wide, answer):
                 return True

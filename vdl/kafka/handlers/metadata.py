@@ -235,7 +235,7 @@ Told = tuple[MetadataResponseTopic, Topic | None]
 def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse | Later:
     """Return servers and topics; create missing topics if requested."""
     asked = request.topics
-    if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
+    if asked is None or _asks_for_all(ctx, request):
         return _confirmed(ctx, request, None, lambda: _everything(ctx, request))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
@@ -266,6 +266,11 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     return _confirmed(
         ctx, request, lambda: _found(ctx, asked), lambda: _some(ctx, request, asked, {})
     )
+
+
+def _asks_for_all(ctx: RequestContext, request: MetadataRequest) -> bool:
+    asked = request.topics
+    return asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM)
 
 
 def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> MetadataResponse:
@@ -300,6 +305,8 @@ def _confirmed(
         def answer_now() -> None:
             later.complete(_answer(ctx, request, told, is_heard=is_heard))
 
+        if later.cancelled:
+            return
         host, now_ns = server.host, server.clock.now_ns()
         is_electing = host.unled_ns and now_ns - host.unled_ns < _SUCCESSOR_NS_MAX
         if not is_electing and host.leader_lost_ns <= ctx.loss_reported_ns:
@@ -442,21 +449,18 @@ def _answer(
     *,
     is_heard: bool = True,
     wait_ms: int = 0,
-) -> InParts | Unbuilt:
+) -> Unbuilt:
     """Return the answer with the topics that `told` yields; in parts if they have many partitions.
 
+    Does not look at the topics yet: one confirmation of the links may complete many answers.
     `is_heard`: see `View`. `wait_ms`: throttle time.
     """
-    partitions = topics = 0
-    for _, topic in told():
-        topics += 1
-        partitions += 0 if topic is None else len(topic.partitions)
-    if topics + partitions > PART_ELEMENTS:
-        pages = partial(_pages, ctx, request, told, is_heard, wait_ms)
-        expected = _PARTITION_BYTES * (topics + partitions)
-        return InParts(ctx, "topics.partitions", pages, expected)
 
-    def build() -> MetadataResponse:
+    def build() -> MetadataResponse | InParts:
+        elements = _elements(ctx, request, told)
+        if elements > PART_ELEMENTS:
+            pages = partial(_pages, ctx, request, told, is_heard, wait_ms)
+            return InParts(ctx, "topics.partitions", pages, _PARTITION_BYTES * elements)
         view = View(ctx, is_heard=is_heard)
         topics = []
         for answer, topic in told():
@@ -466,6 +470,18 @@ def _answer(
         return _response(view, request, topics, wait_ms)
 
     return Unbuilt(build)
+
+
+def _elements(
+    ctx: RequestContext, request: MetadataRequest, told: Callable[[], Iterator[Told]]
+) -> int:
+    """Return the number of topics and partitions in the answer; without a look at each if all are
+    requested."""
+    if _asks_for_all(ctx, request):
+        catalog = ctx.server.host.catalog
+        internal = len(INTERNAL_NAMES) * (1 + catalog.coordinator_groups)
+        return internal + len(catalog.topics) + len(catalog.groups)
+    return sum(1 + (0 if topic is None else len(topic.partitions)) for _, topic in told())
 
 
 def _pages(

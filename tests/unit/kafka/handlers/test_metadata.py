@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ids import ServerId
-from tests.unit.kafka.fake_host import World
+from tests.unit.kafka.fake_host import FakeHost, World
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Place
 from vdl.kafka.configs.options import KafkaOptions
@@ -545,3 +546,41 @@ def test_topics_with_many_partitions_are_told_in_parts(
     assert max(sizes) <= PART_ELEMENTS + 2
     monkeypatch.setattr(metadata, "PART_ELEMENTS", 10_000)
     assert told == world.client().ask(METADATA, version, request)
+
+
+def test_confirmation_of_the_links_makes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may complete the answers of many clients. Each is made in the turn of its connection, and
+    nothing is looked up for a client that is gone."""
+    world = World()
+    world.topic("a", 300)
+    world.topic("b")
+    confirmed: list[Callable[[bool], None]] = []
+    looked: list[object] = []
+    monkeypatch.setattr(FakeHost, "confirm_links", lambda _, done: confirmed.append(done))
+    for name in ("_topic", "all_topics"):
+        monkeypatch.setattr(metadata, name, noting(getattr(metadata, name), looked))
+    asked = (named("a"), named("b"), MetadataRequest(None))
+    clients = [world.client() for _ in asked]
+    for client, request in zip(clients, asked, strict=True):
+        client.request(METADATA, 9, request)
+    for done in confirmed:
+        done(True)
+    assert (len(confirmed), looked) == (3, [])
+    world.run(500)
+    told = [[topic.name for topic in client.answers()[0].topics] for client in clients]
+    assert told[:2] == [["a"], ["b"]]
+    assert told[2][-2:] == ["a", "b"]
+    world.host.lost[world.host.catalog.topics["a"].partitions[0]] = (world.clock.now_ns(), 2)
+    clients[2].request(METADATA, 9, asked[2])
+    clients[2].session.connection_lost()
+    looked.clear()
+    confirmed[-1](True)
+    assert (len(confirmed), looked) == (4, [])
+
+
+def noting(real: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
+    def called(*arguments: Any) -> Any:
+        calls.append(real)
+        return real(*arguments)
+
+    return called
