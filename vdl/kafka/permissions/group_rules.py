@@ -5,11 +5,12 @@ Does not depend on the rules of each API (`table.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vdl.errors import ErrorCode
 from vdl.kafka.permissions.rules import NO_ID, REFUSAL, Check, Finish, Need, Refused
-from vdl.kafka.permissions.topic_rules import NOT_ASKED, may_describe
+from vdl.kafka.permissions.topic_rules import NOT_ASKED, may_describe, visible_topics
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 
 _HIDDEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
@@ -85,12 +86,14 @@ def fetched_offsets(check: Check) -> Finish | Refused | None:
         if not check.may(AclOperation.DESCRIBE, AclResource.GROUP, request.group_id):
             return check.refuse(ErrorCode.GROUP_AUTHORIZATION_FAILED)
         refused = _take_refused(check, request)
-        return lambda answer: _fetched(check, answer, refused, is_all=request.topics is None)
+        visible = visible_topics(check) if request.topics is None else None
+        return lambda answer: _fetched(check, answer, refused, visible)
     wire = check.api.wire
     allowed: list[Any] = []
     refusals: list[Any] = []
     refused_topics: dict[str, list[Any]] = {}
     fetches_all: set[str] = set()
+    is_visible = visible_topics(check)
     for group in request.groups:
         if not check.may(AclOperation.DESCRIBE, AclResource.GROUP, group.group_id):
             refusals.append(
@@ -115,7 +118,7 @@ def fetched_offsets(check: Check) -> Finish | Refused | None:
                     check,
                     group,
                     refused_topics.get(group.group_id, []),
-                    is_all=group.group_id in fetches_all,
+                    is_visible if group.group_id in fetches_all else None,
                 )
         answer.groups += refusals
         refusals.clear()  # the first response of an answer in parts has them
@@ -138,17 +141,19 @@ def _take_refused(check: Check, target: Any) -> list[Any]:
     return refused
 
 
-def _fetched(check: Check, answer: Any, refused: list[Any], *, is_all: bool) -> Any:
+def _fetched(
+    check: Check,
+    answer: Any,
+    refused: list[Any],
+    is_visible: Callable[[str | None, bytes], bool] | None,
+) -> Any:
+    """Return the answer with the refused topics. `is_visible`: filter of all topics of a group."""
     wire = check.api.wire
-    if is_all:
+    if is_visible is not None:
         answer.topics = [
             topic
             for topic in answer.topics
-            if may_describe(
-                check,
-                check.topic_name(topic.name, getattr(topic, "topic_id", NO_ID)) or "",
-                quietly=True,
-            )
+            if is_visible(topic.name, getattr(topic, "topic_id", NO_ID))
         ]
     for topic in refused:
         if hasattr(topic, "topic_id"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
@@ -117,7 +117,8 @@ def metadata(check: Check) -> Finish | Refused | None:
     asked = request.topics
     wants_all = asked is None or (not asked and check.ctx.api_version == 0)
     if wants_all:
-        return lambda answer: _visible(check, answer)
+        is_visible = visible_topics(check)
+        return lambda answer: _visible(check, answer, is_visible)
     wire = check.api.wire
     allowed: list[Any] = []
     refused: dict[tuple[str, bytes], Any] = {}
@@ -168,10 +169,27 @@ def _may_have_created(check: Check, topic: Any, name: str) -> bool:
     )
 
 
-def _visible(check: Check, answer: Any) -> Any:
-    answer.topics = [
-        topic for topic in answer.topics if may_describe(check, topic.name or "", quietly=True)
-    ]
+def visible_topics(check: Check) -> Callable[[str | None, bytes], bool]:
+    """Return a filter of the topics that the client may describe, for all parts of one answer.
+
+    Topics come one after the other. One that is cut is judged once, at its first partitions: with
+    some of its partitions left out, it would look like a smaller one.
+    """
+    last: tuple[str | None, bytes] | None = None
+    is_visible = False
+
+    def judged(name: str | None, topic_id: bytes) -> bool:
+        nonlocal last, is_visible
+        if (name, topic_id) != last:
+            last = name, topic_id
+            is_visible = may_describe(check, check.topic_name(*last) or "", quietly=True)
+        return is_visible
+
+    return judged
+
+
+def _visible(check: Check, answer: Any, is_visible: Callable[[str | None, bytes], bool]) -> Any:
+    answer.topics = [topic for topic in answer.topics if is_visible(topic.name, NO_ID)]
     _tell_operations(check, answer)
     return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,12 @@ from vdl.kafka.wire.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from vdl.kafka.wire.leave_group import LeaveGroupRequest
 from vdl.kafka.wire.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from vdl.kafka.wire.list_transactions import ListTransactionsRequest
-from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
 from vdl.kafka.wire.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -92,6 +98,7 @@ from vdl.kafka.wire.offset_fetch import (
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
+    OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -863,6 +870,45 @@ def test_offsets_of_hidden_topics_are_not_told() -> None:
     told = [OffsetFetchResponseTopics(name) for name in ("t", "hidden")]
     answer = finished(OffsetFetchResponse(groups=[OffsetFetchResponseGroup("g", told)]), outcome)
     assert [topic.name for topic in answer.groups[0].topics] == ["t"]
+
+
+@pytest.mark.parametrize("may_at_first", [True, False])
+def test_topic_that_is_answered_in_parts_is_judged_once(may_at_first: bool) -> None:
+    """With the partitions of some parts only it would look like a smaller topic, or one whose other
+    partitions have no offsets."""
+    world = secured(bind(Do.DESCRIBE, GROUP, "g"), bind(Do.DESCRIBE, TOPIC, "other"))
+    of_topics = commands.AclFilter(2, "t", 1, None, None, 1, 1)
+
+    def let(may: bool) -> None:
+        world.host.apply(commands.DeleteAcls([of_topics]))
+        allow(world, *([bind(Do.DESCRIBE, TOPIC)] if may else []))
+
+    topic, topic_id = MetadataResponseTopic(name="t"), id_of(world)
+    for number, (version, request, told) in enumerate((
+        (12, MetadataRequest(None), MetadataResponse(topics=[topic])),
+        (7, OffsetFetchRequest("g", None), OffsetFetchResponse(0, [OffsetFetchResponseTopic("t")])),
+        (9, *offsets_of_all(OffsetFetchResponseTopics("t"))),
+        (10, *offsets_of_all(OffsetFetchResponseTopics(topic_id=topic_id))),
+    )):  # fmt: skip
+        let(may_at_first)
+        outcome = judged(world, client(world), API[9 if number else 3], version, request)
+        assert shown(finished(deepcopy(told), outcome)) is may_at_first
+        let(not may_at_first)
+        assert shown(finished(deepcopy(told), outcome)) is may_at_first
+
+
+def offsets_of_all(
+    topic: OffsetFetchResponseTopics,
+) -> tuple[OffsetFetchRequest, OffsetFetchResponse]:
+    """Return a request of all offsets of a group, and an answer."""
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=None)])
+    return request, OffsetFetchResponse(groups=[OffsetFetchResponseGroup("g", [topic])])
+
+
+def shown(answer: Any) -> bool:
+    """Return True if the answer, or its only group, has a topic."""
+    groups = getattr(answer, "groups", None) or [answer]
+    return bool(groups[0].topics)
 
 
 def test_producer_id_is_given_to_who_may_write_somewhere() -> None:
