@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kafka_groups.client import GROUP, join, leave, new_member, stable_group
+from tests.unit.kafka_groups.client import GROUP, join, leave, new_member, stable_group, sync
 from tests.unit.kafka_groups.cluster import Call, Cluster
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import InParts
+from vdl.kafka.handlers import groups
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
 from vdl.kafka.wire import find_coordinator as find_wire
@@ -127,6 +128,28 @@ def test_group_in_a_rebalance_is_described_without_assignments(cluster: Cluster)
     (group,) = cluster.call(DESCRIBE, 6, request).response.groups
     assert group.group_state == "PreparingRebalance"
     assert {(m.member_metadata, m.member_assignment) for m in group.members} == {(b"", b"")}
+
+
+def test_large_group_is_described_in_one_generation(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition would be with two members, or with none."""
+    monkeypatch.setattr(groups, "PART_ELEMENTS", 2)
+    ids, generation = stable_group(cluster, 4)
+    call = cluster.call(DESCRIBE, 5, describe_wire.DescribeGroupsRequest([GROUP]))
+    answer = call.answer.response  # type: ignore[union-attr]
+    assert isinstance(answer, InParts)
+    pages = answer.responses(lambda: 1)
+    told = [next(pages)[1], next(pages)[1]]
+    joins = [join(cluster, member, protocols={"range": b"new"}) for member in ids]
+    newest = joins[0].response.generation_id
+    assert newest > generation
+    assert sync(cluster, ids[0], newest, dict.fromkeys(ids, b"new")).response.error_code == 0
+    told += [page for _, page in pages]
+    members = [member for page in told for group in page.groups for member in group.members]
+    assert [(m.member_metadata, m.member_assignment) for m in members] == [
+        (b"r", member.encode()) for member in ids
+    ]
 
 
 def test_group_nobody_knows_is_dead_and_from_v6_not_found(cluster: Cluster) -> None:

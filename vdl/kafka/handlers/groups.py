@@ -502,7 +502,11 @@ def _describe(
     protocol = group.protocol_name
     if stable:
         target.protocol_data = protocol or ""
-    members = list(group.members.values())
+    # As they are now: the next generation changes them before the last part is made.
+    members = [
+        (member, member.metadata(protocol), member.assignment) if stable else (member, b"", b"")
+        for member in group.members.values()
+    ]
     return Members(
         len(members),
         (
@@ -513,11 +517,11 @@ def _describe(
                     group_instance_id=member.group_instance_id,
                     client_id=member.client_id,
                     client_host=member.client_host,
-                    member_metadata=member.metadata(protocol) if stable else b"",
-                    member_assignment=member.assignment if stable else b"",
+                    member_metadata=metadata,
+                    member_assignment=assignment,
                 ),
             )
-            for member in members
+            for member, metadata, assignment in members
         ),
     )
 
