@@ -1,7 +1,7 @@
 """Mistakes of newcomers and operators: each ends in a clear error, and never in the wrong rows.
 
-Real jobs on Spark. What is done to a table or a topic is done while a run is at work, or between
-two runs. Afterwards the job is repaired as its error says, and its table is recounted.
+Real jobs run on Spark. A test changes a table or a topic during a run, or between two runs.
+Afterwards it repairs the job as the error says, and counts the table's rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check(job: Job, spark: Any, rows: int, dead: int = 0) -> None:
 
 
 def after(batches: int, act: Callable[[], None]) -> Callable[[BatchReport], None]:
-    """Return what calls `act` once, after so many batches of a run."""
+    """Return an observer that calls `act` once, after this number of batches of a run."""
     seen: list[BatchReport] = []
 
     def on_batch(report: BatchReport) -> None:

@@ -139,12 +139,9 @@ def test_failed_write_of_the_kernel_is_a_failed_sync(path, code):
     assert write.runs == 0
 
 
-@pytest.mark.parametrize(
-    ("result", "runs"), [(3, [1, 0]), (-errno.EAGAIN, [1, 0]), (-errno.ECANCELED, [1, 1])]
-)
-def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result, runs):
-    """The next one goes to the kernel again, unless the kernel got no thread for this one."""
-    kernel, ended, refused = RefusedRing(result, 5), [], []
+def two_writes(kernel):
+    """Make two writes, one after the other. Return them, their results and the refusals."""
+    ended, refused = [], []
     loop = Loop(WriteRing(kernel))
     loop.ring.on_refused = refused.append
     writes = [Write(9), Write(9)]
@@ -152,6 +149,16 @@ def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result
         loop.workers.write(write, ended.append)
         loop.until(lambda count=count: len(ended) == count)
     loop.close()
+    return writes, ended, refused
+
+
+@pytest.mark.parametrize(
+    ("result", "runs"), [(3, [1, 0]), (-errno.EAGAIN, [1, 0]), (-errno.ECANCELED, [1, 1])]
+)
+def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result, runs):
+    """The next one goes to the kernel again, unless the kernel got no thread for this one."""
+    kernel = RefusedRing(result, 5)
+    writes, ended, refused = two_writes(kernel)
     assert ended == [5, 5]
     assert [write.runs for write in writes] == runs
     assert kernel.taken == runs.count(0) + 1
@@ -159,14 +166,8 @@ def test_write_that_the_kernel_did_not_finish_is_done_again_by_the_thread(result
 
 
 def test_ring_that_refuses_a_write_is_not_used_again():
-    kernel, ended, refused = RefusedRing(None, 5), [], []
-    loop = Loop(WriteRing(kernel))
-    loop.ring.on_refused = refused.append
-    writes = [Write(9), Write(9)]
-    for count, write in enumerate(writes, start=1):
-        loop.workers.write(write, ended.append)
-        loop.until(lambda count=count: len(ended) == count)
-    loop.close()
+    kernel = RefusedRing(None, 5)
+    writes, _, refused = two_writes(kernel)
     assert [write.runs for write in writes] == [1, 1]
     assert kernel.taken == 0
     assert [error.errno for error in refused] == [errno.EPERM]
